@@ -1,0 +1,75 @@
+"""hal: which attention kernel runs for this call on this machine, why, and what it returns.
+
+``hal.attention(q, k, v)`` runs; ``hal.explain(q, k, v)`` tells; ``hal doctor`` looks at the machine.
+Importing hal decides which platform is here by files alone: it imports no torch and touches no device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import detect as _detect
+from .errors import HalError
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "Bound": "run",
+    "Call": "facts",
+    "Catalog": "catalog",
+    "Decision": "decision",
+    "Device": "facts",
+    "Machine": "facts",
+    "Package": "facts",
+    "Policy": "policy",
+    "Receipt": "run",
+    "Request": "policy",
+    "attach": "integrations.attachment",
+    "attention": "run",
+    "attention_varlen": "run",
+    "bind": "run",
+    "clear_receipts": "run",
+    "component": "context",
+    "explain": "run",
+    "position": "context",
+    "receipts": "run",
+    "resolve": "resolver",
+    "simulate": "context",
+}
+
+__all__ = ["HalError", "current_platform", *_EXPORTS]
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+    from .context import component, position, simulate
+    from .decision import Decision
+    from .facts import Call, Device, Machine, Package
+    from .integrations.attachment import attach
+    from .platform import Platform
+    from .policy import Policy, Request
+    from .resolver import resolve
+    from .run import Bound, Receipt, attention, attention_varlen, bind, clear_receipts, explain, receipts
+
+_detect.detected()  # never raises: what went wrong is kept, and raised on use
+
+
+def current_platform() -> Platform:
+    """The active platform: of the simulated machine in force, else the one that is here.  Raises what detection met."""
+    from . import plugins
+    from .context import current
+
+    machine = current.get().machine
+    return _detect.real_platform() if machine is None else plugins.catalog(_detect.ignored()).platform(machine.platform)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'hal' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

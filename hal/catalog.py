@@ -1,0 +1,257 @@
+"""The Catalog: the immutable value of all that is declared.  resolve() sees nothing else, so a test can make its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .backend import Backend, Kernel, Needs
+from .errors import DeclarationError, FactError, PlatformError, PolicyError, unknown
+from .facts import CALL_FACTS, Machine
+from .facts.flat import MACHINE_FACTS
+from .facts.packages import package_key
+from .platform import Platform, Prefer, Row
+from .rules import VERSION_FACTS, Reason, Rule, Test, check, compiled, limit_of
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """A defect: where all of its conditions hold, these kernels must not run (or only with a warning)."""
+
+    rule: Rule
+    kernels: frozenset[str]
+    owner: str  # platform cuda, backend fa
+    platform: str = ""  # the platform that it is about; empty: any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A plug-in that could not be loaded."""
+
+    group: str
+    name: str
+    distribution: str
+    error: BaseException
+
+    def __str__(self) -> str:
+        return f"{self.group.removeprefix('hal.').rstrip('s')} {self.name!r} of the distribution {self.distribution!r} failed: " \
+               f"{type(self.error).__name__}: {self.error}"  # fmt: skip
+
+
+class Line:
+    """A support row with everything that bears on it, compiled: what the resolver examines."""
+
+    def __init__(self, backend: Backend, kernel: Kernel, row: Row, bad: tuple[Rule, ...]):
+        self.backend, self.kernel, self.row = backend, kernel, row
+        limits: list[Test] = list(compiled({"arch": row.on}) if row.on is not None else ())
+        if backend.roles != {"self", "cross"}:
+            limits += compiled({"role": backend.roles})
+        self.tests = (*limits, *compiled(kernel.limits), *compiled(row.limits))
+        rules = (*kernel.rules, *bad)
+        self.rules = tuple(r for r in rules if r.effect != "warn")
+        self.warnings = tuple(r for r in rules if r.effect == "warn")
+        self.honours = kernel.honours - frozenset(row.lacks)
+        self.needs = kernel.needs
+
+    def reasons(self, facts: dict[str, Any], features: Any, packages: Any, waive: frozenset[str]) -> list[Reason]:
+        """Every reason against this line; none: supported."""
+        out: list[Reason] = []
+        for n in self.needs:
+            n.check(facts, packages, out)
+        check(self.tests, facts, out)
+        for feature, sure in features:
+            if feature not in self.honours:
+                out.append(_not_honoured(feature, sure, self.kernel.name))
+        for rule in self.rules:
+            if rule.waiver not in waive or not rule.waiver:
+                rule.check(facts, out)
+        if facts["device_dtype"] is False:
+            out.append(Reason("dtype.device", "dtype", facts["dtype"], "a dtype of this device", False))
+        for kernel, said in facts["refused"]:
+            if kernel == self.kernel.name:
+                out.append(Reason("refused", "this call", "asked", "what PyTorch takes", note=said))
+        return out
+
+
+_FEATURE_FIX = {
+    "mask.bool": "drop attn_mask",
+    "mask.additive": "drop attn_mask",
+    "mask.key_padding": "drop attn_mask, or pack the sequences and call hal.attention_varlen",
+    "dropout": "set dropout_p=0.0",
+    "grad": "run under torch.no_grad()",
+    "scale": "scale q beforehand and leave scale=None",
+    "deterministic": "allow non-deterministic algorithms",
+}
+
+
+def _not_honoured(feature: str, sure: bool | None, kernel: str) -> Reason:
+    note = f"{feature} is asked for; {kernel} does not honour it" if sure else f"whether {feature} is asked for"
+    return Reason(feature, feature, "asked for", f"not with {kernel}", False if sure else None, _FEATURE_FIX.get(feature, ""), note=note)
+
+
+@dataclass(frozen=True, eq=False)
+class Catalog:
+    """Platforms and backends by name, and the plug-ins that failed."""
+
+    platforms: Mapping[str, Platform]
+    backends: Mapping[str, Backend]
+    problems: tuple[Problem, ...] = ()
+    _lines: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict, repr=False)
+    _orders: dict[str, tuple[tuple[Prefer, tuple[Test, ...]], ...]] = field(default_factory=dict, repr=False)
+
+    # ---- names
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        return {a: b.name for b in self.backends.values() for a in b.aliases}
+
+    def backend_name(self, name: str) -> str:
+        """The backend's own name for any spelling of it: FA3, fa-3 and fa3 are fa."""
+        key = name.strip().lower().replace("-", "_")
+        key = self.aliases.get(key, key)
+        if key not in self.backends:
+            raise PolicyError(unknown("attention backend", name, {*self.backends, *self.aliases}))
+        return key
+
+    def kernel_name(self, name: str) -> str:
+        if name not in self.kernels:
+            raise PolicyError(unknown("kernel", name, self.kernels))
+        return name
+
+    def platform(self, name: str) -> Platform:
+        try:
+            return self.platforms[name]
+        except KeyError:
+            raise PlatformError(unknown("platform", name, self.platforms)) from None
+
+    @cached_property
+    def presets(self) -> dict[str, str]:
+        """Preset name -> platform name."""
+        return {preset: p.name for p in self.platforms.values() for preset in p.presets}
+
+    def machine(self, on: str) -> Machine:
+        """A simulated machine: a preset's name, ``platform:arch``, or a facts file."""
+        if on.lower() in self.presets:
+            return self.platforms[self.presets[on.lower()]].preset(on.lower())
+        if on.endswith(".json") or Path(on).is_file():
+            try:
+                text = Path(on).read_text("utf-8")
+            except OSError as e:
+                raise FactError(f"the facts file {on} cannot be read: {e.strerror}") from None
+            m = Machine.from_json(text, f"file {on}")
+            return self.platform(m.platform).read(m)
+        name, colon, arch = on.partition(":")
+        if colon:
+            return self.platform(name.lower()).describe(arch)
+        if name.lower() in self.platforms:
+            known = ", ".join(n for n, p in self.presets.items() if p == name.lower())
+            raise FactError(f"{on!r} names no device; write {name}:ARCH, or one of its presets: {known}")
+        raise FactError(unknown("machine", on, self.presets) + "; platform:arch and a .json facts file are welcome too")
+
+    def package(self, name: str) -> str:
+        """The key of a package under any of its names (distribution or import name)."""
+        return next((n.package for k in self.kernels.values() for n in k.needs if n.answers_to(name)), package_key(name))
+
+    # ---- what is declared
+
+    @cached_property
+    def kernels(self) -> dict[str, Kernel]:
+        own = (r.kernel for p in self.platforms.values() for rows in p.support.values() for r in rows)
+        out: dict[str, Kernel] = {}
+        for k in (*self._shared, *(k for k in own if isinstance(k, Kernel))):
+            if out.setdefault(k.name, k) is not k:
+                raise DeclarationError(f"two kernels are named {k.name!r}")
+        return out
+
+    @property
+    def _shared(self) -> Iterator[Kernel]:
+        for b in self.backends.values():
+            yield from (*b.kernels, *((b.portable,) if b.portable else ()))
+            yield from (r.kernel for rows in b.support.values() for r in rows if isinstance(r.kernel, Kernel))
+
+    @cached_property
+    def packages(self) -> tuple[str, ...]:
+        return tuple(sorted({n.package for k in self.kernels.values() for n in k.needs}))
+
+    def needs(self, package: str) -> list[Needs]:
+        return [n for k in self.kernels.values() for n in k.needs if n.package == package]
+
+    @cached_property
+    def known_bad(self) -> tuple[KnownBad, ...]:
+        """Every owner's defects, as one table."""
+        out: list[KnownBad] = []
+        for p in self.platforms.values():
+            out += read_known_bad(p.folder / "known_bad.toml", f"platform {p.name}", p.name)
+        for b in self.backends.values():
+            if b.known_bad:
+                out += read_known_bad(Path(b.known_bad), f"backend {b.name}")
+        for bad in out:
+            if extra := sorted(bad.kernels - set(self.kernels)):
+                raise DeclarationError(f"known-bad {bad.rule.id} of {bad.owner}: " + unknown("kernel", extra[0], self.kernels))
+        return tuple(out)
+
+    def lines(self, platform: str, backend: str) -> tuple[Line, ...]:
+        """The rows of a backend on a platform, the better kernel first, its portable form last."""
+        key = platform, backend
+        if key not in self._lines:
+            b = self.backends[backend]
+            rows = [*self.platforms[platform].support.get(backend, ()), *b.support.get(platform, ())]
+            if b.portable and all(r.kernel not in (b.portable, b.portable.name) for r in rows):
+                rows.append(Row(b.portable, tier="portable"))
+            self._lines[key] = tuple(self._line(platform, b, r) for r in rows)
+        return self._lines[key]
+
+    def _line(self, platform: str, b: Backend, row: Row) -> Line:
+        kernel = row.kernel if isinstance(row.kernel, Kernel) else self.kernels.get(row.kernel)
+        if kernel is None:
+            raise DeclarationError(f"platform {platform}, backend {b.name}: " + unknown("kernel", row.kernel, self.kernels))
+        bad = tuple(k.rule for k in self.known_bad if kernel.name in k.kernels and k.platform in ("", platform))
+        return Line(b, kernel, row, bad)
+
+    def order(self, platform: str) -> tuple[tuple[Prefer, tuple[Test, ...]], ...]:
+        """The automatic order of a platform, compiled; steps for backends that are not installed are left out."""
+        if platform not in self._orders:
+            steps = self.platforms[platform].order
+            self._orders[platform] = tuple((p, compiled(p.when)) for p in steps if p.backend in self.backends)
+        return self._orders[platform]
+
+    def backends_in_order(self, platform: str) -> list[str]:
+        """All backends, those of the platform's order first."""
+        return list(dict.fromkeys([*(p.backend for p, _ in self.order(platform)), *self.backends]))
+
+
+def read_known_bad(path: Path, owner: str, platform: str = "") -> list[KnownBad]:
+    """Rules from TOML: ``[[rule]]`` with id, kernels, when, require, effect, note, fix, citation, waiver."""
+    if not path.is_file():
+        return []
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[no-redef]
+
+    out = []
+    for entry in tomllib.loads(path.read_text("utf-8")).get("rule", []):
+        known = {"id", "kernels", "when", "require", "effect", "note", "fix", "citation", "waiver"}
+        if extra := sorted(set(entry) - known):
+            raise DeclarationError(f"{path.name} of {owner}, rule {entry.get('id')}: " + unknown("key", extra[0], known))
+        limits = {part: {f: limit_of(f, x) for f, x in entry.get(part, {}).items()} for part in ("when", "require")}
+        for fact in (*limits["when"], *limits["require"]):
+            if not known_fact(fact):
+                facts = {*CALL_FACTS, *MACHINE_FACTS, *VERSION_FACTS}
+                raise DeclarationError(f"{path.name} of {owner}, rule {entry['id']}: " + unknown("fact", fact, facts))
+        rule = Rule(
+            f"known_bad.{entry['id']}",
+            limits["when"],
+            limits["require"],
+            waiver=entry.get("waiver", entry["id"]),
+            **{k: entry[k] for k in ("effect", "note", "fix", "citation") if k in entry},
+        )
+        out.append(KnownBad(rule, frozenset(entry["kernels"]), owner, platform))
+    return out
+
+
+def known_fact(fact: str) -> bool:
+    return fact in CALL_FACTS or fact in MACHINE_FACTS or fact in VERSION_FACTS or fact.startswith(("pkg.", "env."))

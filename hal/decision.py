@@ -1,0 +1,228 @@
+"""Decision: what was chosen, from whose word, and every rejected candidate with every reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from .backend import Backend, Kernel
+from .catalog import Catalog, Line
+from .errors import NoKernelError
+from .facts import Call, Machine, facts_of, features_of
+from .fittings import FITTINGS, Fitting, Run, next_allowed, transposed
+from .policy import AUTOMATIC, Policy, Request
+from .rules import Reason, Verdict, show
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A row of the support matrix against one call.  Without reasons it is accepted, by the fittings it lists."""
+
+    backend: Backend
+    line: Line | None  # None: the platform has no row for the backend
+    reasons: tuple[Reason, ...] = ()
+    fittings: tuple[tuple[Fitting, dict[str, Any]], ...] = ()
+
+    @property
+    def kernel(self) -> Kernel | None:
+        return self.line.kernel if self.line else None
+
+    @property
+    def verdict(self) -> Verdict:
+        return True if not self.reasons else False if any(r.verdict is False for r in self.reasons) else None
+
+    def __str__(self) -> str:
+        return f"{self.backend.name}/{self.kernel.name}" if self.kernel else self.backend.name
+
+    def to_json(self, chosen: bool) -> dict[str, Any]:
+        return {
+            "backend": self.backend.name,
+            "kernel": self.kernel.name if self.kernel else None,
+            "tier": self.line.row.tier if self.line else None,
+            "accepted": chosen or self.verdict is True,
+            "verdict": {True: "yes", False: "no", None: "depends"}[self.verdict],
+            "fittings": [f.name for f, _ in self.fittings],
+            "reasons": [r.to_json() for r in self.reasons],
+        }
+
+
+@dataclass(eq=False)
+class Decision:
+    """The answer to one call on one machine under one policy.  ``str(decision)`` is the explanation."""
+
+    call: Call
+    machine: Machine
+    catalog: Catalog
+    policy: Policy = AUTOMATIC
+    chosen: Candidate | None = None
+    source: str = "automatic"
+    request: Request | None = None  # the request that decided, where one did
+    examine: Callable[[Line], Candidate] = field(default=lambda line: Candidate(line.backend, line), repr=False)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        return facts_of(self.call, self.machine, self.catalog.packages)
+
+    @cached_property
+    def features(self) -> list[tuple[str, Verdict]]:
+        return features_of(self.facts)
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All rows of this platform with all reasons, the platform's order first.  Computed on demand."""
+        from .resolver import candidates
+
+        return tuple(candidates(self))
+
+    # ---- what was chosen
+
+    @property
+    def backend(self) -> str | None:
+        return self.chosen.backend.name if self.chosen else None
+
+    @property
+    def kernel(self) -> str | None:
+        return self.chosen.kernel.name if self.chosen and self.chosen.kernel else None
+
+    @property
+    def fittings(self) -> tuple[str, ...]:
+        return tuple(f.name for f, _ in self.chosen.fittings) if self.chosen else ()
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of the chosen kernel: soft reasons, open conditions, warnings of its rules."""
+        if not self.chosen or not self.chosen.line:
+            return ()
+        out = [f"{r.id}: {r.message}" + (f"; {r.fix}" if r.fix else "") for r in self.chosen.reasons]
+        noted: list[Reason] = []
+        facts = {**self.facts, **{k: x for _, change in self.chosen.fittings for k, x in change.items()}}
+        for rule in self.chosen.line.warnings:
+            if rule.waiver not in self.policy.waive:
+                rule.check(facts, noted)
+        out += [f"{r.id}: {r.message}" + (f" ({r.citation})" if r.citation else "") for r in noted if r.verdict is False]
+        if self.chosen.line.row.tier == "portable" and self.request and self.chosen.backend.quality != "exact":
+            out.append(f"tier.portable: {self.backend} has no kernel of its own that fits here; its portable form runs")
+        return tuple(out)
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing was chosen: what was asked, what was found, what would help.  None where a kernel was chosen."""
+        return None if self.chosen else self._refusal
+
+    @cached_property
+    def _refusal(self) -> str:
+        device = self.machine.device(self.call.device)
+        where = f"{self.machine.platform} {device.arch}" + (f" ({device.name})" if device.name else "")
+        if self.request:
+            mine = [c for c in self.candidates if self._asked(c)]
+            text = f"attention backend {str(self.request)!r}, asked for by {self.request.source}, cannot serve this call on {where}"
+        else:
+            mine, text = list(self.candidates), f"no attention kernel can serve this call on {where}"
+        lines = [f"{text}.", f"  call: {self.call or 'plain'}"]
+        for c in mine:
+            lines.append(f"  {c}:")
+            lines += [f"    {r.id}: {r.message}" + (f"; fix: {r.fix}" if r.fix else "") for r in c.reasons]
+        lines += [f"  advice: {a}" for a in self.advice]
+        return "\n".join(lines)
+
+    def _asked(self, c: Candidate) -> bool:
+        r = self.request
+        return r is None or (r.backend in ("", c.backend.name) and r.kernel in ("", c.kernel.name if c.kernel else ""))
+
+    # ---- advice
+
+    @cached_property
+    def advice(self) -> tuple[str, ...]:
+        """The one change, which hal may not make by itself, that would bring what was asked for or something better."""
+        order = [p.backend for p, _ in self.catalog.order(self.machine.platform)]
+        out: list[str] = []
+        for c in self.candidates:
+            if self.chosen and c.line is self.chosen.line:
+                break  # what comes later in the order is no better
+            better = self._asked(c) if self.request else c.backend.name in order
+            if better and c.verdict is False and c.kernel:
+                out += [f"{a} would allow {c}" for a in self._mend(c)]
+        if self.request and not self.chosen:
+            fallback = self.catalog.backends[self.request.backend].fallback if self.request.backend else None
+            if fallback:
+                out.append(f"{self.request.backend} declares {fallback} as its fallback; ask for {fallback} to use it")
+        return tuple(dict.fromkeys(out))
+
+    def _mend(self, c: Candidate) -> Iterator[str]:
+        failed = [r for r in c.reasons if r.verdict is False]
+        if len({r.fact for r in failed}) != 1:
+            return
+        r = failed[0]
+        if r.waiver:
+            yield f"waiving {r.waiver} (--waive {r.waiver})"
+        elif r.id in FITTINGS["pad_head_dim"].mends and c.kernel and "pad_head_dim" in c.kernel.fittings:
+            n = next_allowed(r.allowed, r.observed)
+            if n and "head_dim" in r.fact:
+                yield f"padding head_dim {r.observed} to {n} (--fit pad_head_dim)"
+        elif r.id == "dtype":
+            yield f"casting q, k and v to {show(r.allowed)}"
+        elif r.id == "package.absent":
+            yield f"installing {r.fact.removeprefix('pkg.')} ({r.fix})" if r.fix else f"installing {r.fact.removeprefix('pkg.')}"
+        elif r.id.startswith("package."):
+            yield f"replacing {r.fact.removeprefix('pkg.')} {show(r.observed)}: {r.fix or show(r.allowed)}"
+        elif r.fix:
+            yield f"{r.fix[0].lower()}{r.fix[1:]}:"
+        elif r.fact.startswith("env.") or r.fact in ("torch", "cudnn", "driver", "triton", "runtime"):
+            yield f"{r.fact.removeprefix('env.')} {show(r.allowed)}"
+
+    # ---- telling
+
+    def explain(self, format: str = "text") -> str:
+        """The whole decision as ``text``, ``tree`` or ``json``."""
+        from .rendering import as_text, as_tree
+
+        if format == "json":
+            return json.dumps(self.to_json(), indent=2)
+        return as_tree(self) if format == "tree" else as_text(self)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def to_json(self) -> dict[str, Any]:
+        device = self.machine.device(self.call.device)
+        return {
+            "platform": self.machine.platform,
+            "device": device.to_json(),
+            "origin": self.machine.origin,
+            "call": self.call.to_json(),
+            "backend": self.backend,
+            "kernel": self.kernel,
+            "quality": self.chosen.backend.quality if self.chosen else None,
+            "tier": self.chosen.line.row.tier if self.chosen and self.chosen.line else None,
+            "source": self.source,
+            "fittings": list(self.fittings),
+            "warnings": list(self.warnings),
+            "candidates": [c.to_json(bool(self.chosen) and c.line is self.chosen.line) for c in self.candidates],  # type: ignore[union-attr]
+            "advice": list(self.advice),
+            "error": self.error,
+        }
+
+    # ---- running
+
+    @cached_property
+    def fitted(self) -> tuple[Call, ...]:
+        """The call as asked, and after each fitting; the last is what the kernel sees."""
+        calls = [self.call]
+        for _, change in self.chosen.fittings if self.chosen else ():
+            calls.append(calls[-1].but(**{k: x for k, x in change.items() if k != "contiguous"}))
+        return tuple(calls)
+
+    def bind(self) -> Run:
+        """``f(q, k, v, mask=None, varlen=None)`` in the caller's layout.  Raises NoKernelError where nothing was chosen."""
+        if self.chosen is None or self.chosen.kernel is None:
+            raise NoKernelError(self._refusal, self)
+        kernel, calls = self.chosen.kernel, self.fitted
+        run = kernel.binder()(calls[-1])
+        if not calls[-1].varlen and calls[-1].layout != kernel.layout:
+            run = transposed(run, bool(calls[-1].lse))
+        for (fitting, _), before, after in reversed(list(zip(self.chosen.fittings, calls, calls[1:]))):
+            run = fitting.wrap(run, before, after)
+        return run

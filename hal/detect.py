@@ -1,0 +1,128 @@
+"""Which platform is this?  Asked of every platform at ``import hal``, by files and metadata alone; never raises there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from . import plugins
+from .errors import PlatformError, PluginError, unknown
+from .facts import Machine, Package
+from .host import Detection, Host
+from .platform import Platform
+
+ENVIRONMENT = "HAL_PLATFORM"
+IGNORE = "HAL_IGNORE_PLUGIN"
+
+
+def ignored() -> frozenset[str]:
+    """Plug-ins that the environment says to go on without."""
+    return frozenset(n.strip() for n in os.environ.get(IGNORE, "").split(",") if n.strip())
+
+
+def detections(platforms: Mapping[str, Platform], host: Host) -> tuple[Detection, ...]:
+    """What each platform says, with its evidence.  One that raises is told as unusable, and never hides another."""
+    out = []
+    for p in platforms.values():
+        try:
+            out.append(p.detect(host))
+        except Exception as e:
+            out.append(Detection(p.name, "unusable", (f"its detection raised {type(e).__name__}: {e}",)))
+    return tuple(out)
+
+
+def choose(platforms: Mapping[str, Platform], found: tuple[Detection, ...], host: Host) -> str:
+    """The name of the one platform to use.  Raises PlatformError where a person must choose."""
+    asked = host.env.get(ENVIRONMENT, "").strip().lower()
+    if asked:
+        if asked not in platforms:
+            raise PlatformError(unknown(f"platform in {ENVIRONMENT}", asked, platforms))
+        return asked
+    raised = [d for d in found if d.state == "unusable" and d.found and "its detection raised" in d.found[0]]
+    present = [d.platform for d in found if d.present and platforms[d.platform].accelerator]
+    theirs = [n for n in present if plugins.outside(n)]
+    if any(plugins.outside(d.platform) for d in raised):
+        d = next(d for d in raised if plugins.outside(d.platform))
+        raise PluginError(f"platform {d.platform}: {d.found[0]}; go on without it by --ignore-plugin {d.platform}")
+    for group in (theirs, present):
+        if len(group) == 1:
+            return group[0]
+        if group:
+            raise PlatformError(
+                f"{len(group)} platforms are active here: {', '.join(group)}; choose one with {ENVIRONMENT}={group[0]}"
+            )
+    rest = [d.platform for d in found if d.present]
+    if not rest:
+        raise PlatformError("no platform is here: " + "; ".join(f"{d.platform}: {d.state}" for d in found))
+    return rest[0]
+
+
+class _Detected:
+    """What import found: a platform's name, or the error to raise on use."""
+
+    def __init__(self, host: Host):
+        self.host = host
+        self.platforms, self.problems = plugins.platforms(ignored())
+        self.detections = detections(self.platforms, host)
+        self.error: Exception | None = None
+        self.name = ""
+        try:
+            if self.problems:
+                p = self.problems[0]
+                raise PluginError(
+                    f"{p}; go on without it by --ignore-plugin {p.name} or {IGNORE}={p.name}"
+                ) from p.error
+            self.name = choose(self.platforms, self.detections, host)
+        except Exception as e:
+            self.error = e
+
+
+_detected: _Detected | None = None
+
+
+def detected(again: bool = False) -> _Detected:
+    """The result of detection, made once; ``again`` looks anew (the environment has changed)."""
+    global _detected
+    if _detected is None or again:
+        _machines.clear()
+        _detected = _Detected(Host())
+    return _detected
+
+
+def real_platform() -> Platform:
+    """The platform that is really here.  Raises what went wrong with detection."""
+    d = detected()
+    if d.error is not None:
+        raise d.error
+    return d.platforms[d.name]
+
+
+_machines: dict[str, Machine] = {}
+
+
+def real_machine(platform: str) -> Machine:
+    """The devices, software and packages that are really here, for one platform; read at first use."""
+    if platform not in _machines:
+        from . import probe
+
+        d = detected()
+        m = d.platforms[platform].machine(d.host)
+        _machines[platform] = m.with_packages(probe.look_all(plugins.catalog(ignored())))
+    return _machines[platform]
+
+
+def learn(package: str, state: Package) -> None:
+    """Proving a package has shown its true state: every later decision knows it."""
+    for name, m in _machines.items():
+        _machines[name] = m.with_packages({package: state})
+
+
+def platform_for(device_type: str) -> Platform:
+    """The platform of a tensor's device type: the current one where it fits, else the one that claims the type."""
+    here = real_platform()
+    everyone = detected().platforms.values()
+    for p in (here, *everyone):
+        if p.device_type == device_type:
+            return p
+    known = ", ".join(f"{p.name} ({p.device_type})" for p in everyone)
+    raise PlatformError(f"no platform serves tensors on {device_type!r}; installed: {known}")

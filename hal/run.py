@@ -1,0 +1,301 @@
+"""Run it: the hot path.  A decision is found by the call's raw signature; what really ran is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
+from torch.compiler import is_compiling
+
+from . import context, detect, plugins
+from .context import current
+from .decision import Decision
+from .errors import CallError, GuardError, NoKernelError, SimulationError
+from .facts import Call
+from .fittings import Run, Varlen
+from .policy import Policy, Request
+from .resolver import resolve
+from .settlement import settle
+from .tensors import call_of, four_axes, varlen_call_of
+
+LIMIT = 4096  # entries; video shapes vary, so the cache is bounded
+
+
+class Entry:
+    """A bound decision with its count."""
+
+    __slots__ = ("component", "decision", "role", "run", "runs")
+
+    def __init__(self, decision: Decision, run: Run):
+        self.decision, self.run, self.runs = decision, run, 0
+        self.component, self.role = current.get().component, decision.call.role or ""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What really ran, and how often.  Under torch.compile a run is a trace."""
+
+    component: str
+    role: str
+    platform: str
+    device: int
+    backend: str
+    kernel: str
+    quality: str
+    source: str
+    fittings: tuple[str, ...]
+    warnings: tuple[str, ...]
+    runs: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_entries: dict[Any, Entry] = {}
+_retired: dict[tuple[Any, ...], int] = {}
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    window: tuple[int, int] | int | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    role: str = "self",
+    backend: str | None = None,
+) -> Any:
+    """Softmax attention by the kernel that hal resolves for this call on this machine.
+
+    q: [B, Sq, H, D], k: [B, Sk, Hk, D], v: [B, Sk, Hk, Dv] (or heads first with ``layout="bhsd"``), of one float dtype.
+
+    - ``attn_mask``: bool (True: attend) or additive, broadcast to [B, H, Sq, Sk]; a bool [B, Sk] is key padding.
+      A mask and ``is_causal`` together both apply.
+    - ``is_causal``: bottom-right aligned, query i sees keys j <= i + Sk - Sq, also when Sq differs from Sk
+      (PyTorch's own ``is_causal`` is top-left aligned then).
+    - ``scale``: softmax scale; None is D ** -0.5.  ``window``: (left, right) tokens around the aligned diagonal, -1 unlimited.
+    - ``enable_gqa``: Hk may divide H; query head h uses key head h // (H / Hk).
+    - ``role``: self or cross, a matter of policy.  ``backend``: a backend's name, required for this call.
+
+    Returns [B, Sq, H, Dv] in the caller's layout and dtype; with ``return_lse`` also the natural-log LSE, float32
+    [B, H, Sq].  A row without keys gives 0 and -inf.  Inputs are not changed.
+    Raises CallError, PolicyError or NoKernelError before anything has run.
+    """
+    if is_compiling() and context.generation >= 0:  # reading it makes torch.compile trace again when the policy changes
+        from .compiled import traced
+
+        given = {n: x for n, x in (("attn_mask", attn_mask), ("scale", scale), ("window", window), ("backend", backend)) if x is not None}
+        return traced(q, k, v, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=enable_gqa, layout=layout,
+                      return_lse=return_lse, role=role, **given)  # fmt: skip
+    key = (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, q.stride(), k.stride(), v.stride(),
+        is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad), are_deterministic_algorithms_enabled(),
+        is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend, current.get(),
+    )  # fmt: skip
+    if attn_mask is not None:
+        key += (attn_mask.shape, attn_mask.dtype, attn_mask.stride(), attn_mask.requires_grad)
+    entry = _entries.get(key)
+    if entry is None:
+        entry = _decided(key, q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend)
+    entry.runs += 1
+    return entry.run(q, k, v, attn_mask, None)
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    window: tuple[int, int] | int | None = None,
+    return_lse: bool = False,
+    role: str = "self",
+    backend: str | None = None,
+) -> Any:
+    """Attention over packed sequences, each with itself: q [Tq, H, D], k [Tk, Hk, D], v [Tk, Hk, Dv].
+
+    ``cu_seqlens_*``: int32 [sequences + 1], rising from 0 to Tq and Tk; those of k are those of q where not given.
+    ``max_seqlen_*``: the longest sequence; read from ``cu_seqlens`` where not given, which waits for the device.
+    Returns [Tq, H, Dv], and with ``return_lse`` the LSE, float32 [H, Tq].  All else as ``hal.attention``.
+    """
+    cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    max_q = _longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
+    max_k = (max_q if cu_seqlens_k is None else _longest(cu_k)) if max_seqlen_k is None else max_seqlen_k
+    key = (
+        "varlen", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, q.stride(), k.stride(), v.stride(),
+        is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad), are_deterministic_algorithms_enabled(),
+        cu_seqlens_q.shape, cu_k.shape, cu_seqlens_q.dtype, cu_k.dtype, max_q, max_k,
+        is_causal, scale, dropout_p, enable_gqa, window, return_lse, role, backend, current.get(),
+    )  # fmt: skip
+    entry = _entries.get(key)
+    if entry is None:
+        call = varlen_call_of(q, k, v, cu_seqlens_q, cu_k, max_q, max_k, is_causal, scale, dropout_p, enable_gqa, window, return_lse, role)
+        decision = decide(call, q.device.type, backend, (q, k, v, None))
+        entry = _remember(key, decision, decision.bind())
+    entry.runs += 1
+    return entry.run(q, k, v, None, Varlen(cu_seqlens_q, cu_k, max_q, max_k))
+
+
+def _longest(cu: Tensor) -> int:
+    return int(cu.diff().max()) if cu.numel() > 1 else 0
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Decision:
+    """The Decision that ``hal.attention(q, k, v, **arguments)`` would take; ``print`` it.  Nothing runs."""
+    return _decide(q, k, v, **arguments)
+
+
+def decide(call: Call, device_type: str, backend: str | None, tensors: tuple[Any, ...] = ()) -> Decision:
+    """Resolve for the active machine: a simulated one, or the one that is really here, settled."""
+    here = current.get()
+    catalog = plugins.catalog(detect.ignored())
+    policy = here.policy
+    if backend is not None:
+        policy = policy.with_request(Request(catalog.backend_name(backend), "require", f"backend={backend!r} of the call"))
+    if here.machine is not None:
+        return resolve(call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
+    platform = detect.platform_for(device_type)
+    if platform.capturing():
+        call = call.but(graph=True)
+    return settle(call, detect.real_machine(platform.name), catalog, policy, tensors)
+
+
+def _decide(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    window: Any = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    role: str = "self",
+    backend: str | None = None,
+    compiling: bool = False,
+) -> Decision:
+    call = call_of(q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, compiling)
+    return decide(call, q.device.type, backend, () if compiling else (q, k, v, attn_mask))
+
+
+def _decided(key: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *arguments: Any) -> Entry:
+    decision = _decide(q, k, v, mask, *arguments)
+    return _remember(key, decision, guarded_run(decision, q, k, mask))
+
+
+def guarded_run(decision: Decision, q: Tensor, k: Tensor, mask: Tensor | None) -> Run:
+    """The bound run, with a mask of fewer axes viewed as four, and graph capture watched where the kernel forbids it."""
+    if current.get().machine is not None:
+        try:
+            run = decision.bind()
+        except ImportError as e:
+            raise SimulationError(
+                f"{decision.kernel} was chosen for the simulated machine ({decision.machine.origin}) and is not here: {e}; "
+                "explain inside hal.simulate, run outside"
+            ) from e
+    else:
+        run = decision.bind()
+    if mask is not None and mask.ndim != 4:
+        s = 1 if decision.call.layout == "bshd" else 2
+        shape = four_axes(mask, q.shape[0], q.shape[s], k.shape[s])
+        inner = run
+        run = lambda q, k, v, mask, varlen: inner(q, k, v, mask.view(shape), varlen)  # noqa: E731
+    return run
+
+
+def _remember(key: Any, decision: Decision, run: Run) -> Entry:
+    if len(_entries) >= LIMIT:
+        _retire()
+    entry = _entries[key] = Entry(decision, run)
+    return entry
+
+
+# ---- bound decisions
+
+
+class Bound:
+    """A decision bound to a signature: ``bound(q, k, v, attn_mask=None)``.  Other shapes, dtypes or devices are refused."""
+
+    __slots__ = ("_entry", "_key", "_run", "decision")
+
+    def __init__(self, decision: Decision, run: Run, entry: Entry, key: tuple[Any, ...]):
+        self.decision, self._run, self._entry, self._key = decision, run, entry, key
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Any:
+        if (q.shape, k.shape, v.shape, q.dtype, q.device, is_grad_enabled() and q.requires_grad) != self._key:
+            self._refuse(q, k, v)
+        self._entry.runs += 1
+        return self._run(q, k, v, attn_mask, None)
+
+    def _refuse(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        now = (q.shape, k.shape, v.shape, q.dtype, q.device, is_grad_enabled() and q.requires_grad)
+        names = ("shape of q", "shape of k", "shape of v", "dtype", "device", "gradient of q")
+        wrong = [f"{n} is {b}, bound for {a}" for n, a, b in zip(names, self._key, now) if a != b]
+        raise GuardError("; ".join(wrong) + "; bind again for these tensors, or call hal.attention")
+
+
+def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **arguments: Any) -> Bound:
+    """Decide once for these tensors and arguments (those of ``hal.attention``), and call it ever after for a fraction of
+    the cost.  Works inside ``torch.compile(fullgraph=True)``.  Raises what ``hal.attention`` raises."""
+    decision = _decide(q, k, v, attn_mask, **arguments)
+    run = guarded_run(decision, q, k, attn_mask)
+    key = (q.shape, k.shape, v.shape, q.dtype, q.device, is_grad_enabled() and q.requires_grad)
+    bound = Bound(decision, run, _remember(("bound", object()), decision, run), key)
+    return bound
+
+
+# ---- receipts
+
+
+def receipts() -> list[Receipt]:
+    """What really ran since the last ``clear_receipts()``, most often first."""
+    total = dict(_retired)
+    for entry in list(_entries.values()):
+        if entry.runs:
+            key = _summary(entry)
+            total[key] = total.get(key, 0) + entry.runs
+    return sorted((Receipt(*key, runs=n) for key, n in total.items()), key=lambda r: -r.runs)
+
+
+def clear_receipts() -> None:
+    """Count from zero again; decisions stay."""
+    _retired.clear()
+    for entry in _entries.values():
+        entry.runs = 0
+
+
+def forget() -> None:
+    """Drop every cached decision (a package was installed, a test has changed the machine).  Receipts are kept."""
+    _retire()
+
+
+def _retire() -> None:
+    for entry in list(_entries.values()):
+        if entry.runs:
+            key = _summary(entry)
+            _retired[key] = _retired.get(key, 0) + entry.runs
+    _entries.clear()
+
+
+def _summary(e: Entry) -> tuple[Any, ...]:
+    d = e.decision
+    quality = d.chosen.backend.quality if d.chosen else ""
+    return e.component, e.role, d.machine.platform, d.call.device, d.backend, d.kernel, quality, d.source, d.fittings, d.warnings
