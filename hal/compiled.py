@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._dynamo import nonstrict_trace
 
@@ -38,5 +37,3 @@ def _traceable(
 
 
 traced = nonstrict_trace(_traceable)
-
-__all__ = ["torch", "traced"]

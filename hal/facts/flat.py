@@ -9,7 +9,7 @@ from .call import CONTIGUOUS, KINDS, Call
 from .machine import Machine
 from .values import ABSENT
 
-CALL_FACTS = frozenset(KINDS) | {"contiguous", "gqa", "rectangular", "math_bytes", "masked"}
+CALL_FACTS = frozenset(KINDS) | {"contiguous", "empty", "gqa", "rectangular", "math_bytes", "masked"}
 MACHINE_FACTS = frozenset({"platform", "arch", "memory", "shared_memory", "device_dtype"})
 
 # A feature is asked for when its fact differs from the plain value.  A kernel lists what it honours; the rest is refused.
@@ -38,9 +38,12 @@ def derive(facts: dict[str, Any]) -> dict[str, Any]:
     facts["gqa"] = None if h is None or hk is None else h != hk
     facts["rectangular"] = None if q is None or k is None else q != k
     facts["masked"] = None if facts["mask"] is None else facts["mask"] != "none"
-    size = {"float16": 2, "bfloat16": 2, "float64": 8}.get(facts["dtype"], 4)
-    # Scores and weights in full, the weights once more for the product: what PyTorch's math path holds at its peak.
-    facts["math_bytes"] = None if None in (b, h, q, k) else b * h * q * k * (size + max(size, 4))
+    # A size that is a symbol under torch.compile is at least 2: it specialises on 0 and 1.
+    sizes = (b, h, q, k)
+    facts["empty"] = True if 0 in sizes else None if None in sizes and not facts["compile"] else False
+    # PyTorch's math path holds scores and weights at once, in float32 for the half types too.
+    item = 8 if facts["dtype"] == "float64" else 4
+    facts["math_bytes"] = None if None in sizes else 2 * item * b * h * q * k
     return facts
 
 
