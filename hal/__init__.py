@@ -14,7 +14,6 @@ from .errors import HalError
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Bound": "run",
     "Call": "facts",
     "Catalog": "catalog",
     "Decision": "decision",
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from .platform import Platform
     from .policy import Policy, Request
     from .resolver import resolve
-    from .run import Bound, Receipt, attention, attention_varlen, bind, clear_receipts, explain, receipts
+    from .run import Receipt, attention, attention_varlen, bind, clear_receipts, explain, receipts
 
 _detect.detected()  # never raises: what went wrong is kept, and raised on use
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .platform import Row
 
 QUALITIES = ("exact", "near", "lossy")
-LAYOUTS = ("bshd", "bhsd")
+LAYOUTS = ("bshd", "bhsd", "any")
 # Lossless changes that make a call fit.  A kernel may use them all unless it says otherwise.
 FITTINGS = frozenset({"contiguous", "expand_kv", "key_padding_to_varlen", "mask_shape", "pad_head_dim"})
 
@@ -63,7 +63,7 @@ class Kernel:
     """One implementation.  True wherever it runs: no architecture and no platform stand here.
 
     ``bind`` is called once per decision with the fitted Call and returns ``run(q, k, v, mask, varlen)``; a text
-    ``"module:function"`` is imported then.  ``run`` takes tensors in ``layout`` (packed [T, H, D] for varlen), a mask or
+    ``"module:function"`` is imported then.  ``run`` takes tensors in ``layout`` ("any": in the caller's; packed [T, H, D] for varlen), a mask or
     None, a Varlen or None, and returns the output or, where the call asks for it, (output, LSE [B, H, Sq] or [H, T]).
     ``confirm(q, k, v, mask, call)`` asks PyTorch or a driver what only they know: None, or the text of the refusal.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Line:
         if backend.roles != {"self", "cross"}:
             limits += compiled({"role": backend.roles})
         self.tests = (*limits, *compiled(kernel.limits), *compiled(row.limits))
-        rules = (*kernel.rules, *bad)
+        rules = (*kernel.rules, *row.rules, *bad)
         self.rules = tuple(r for r in rules if r.effect != "warn")
         self.warnings = tuple(r for r in rules if r.effect == "warn")
         self.honours = kernel.honours - frozenset(row.lacks)
@@ -99,7 +99,7 @@ class Catalog:
     platforms: Mapping[str, Platform]
     backends: Mapping[str, Backend]
     problems: tuple[Problem, ...] = ()
-    _lines: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict, repr=False)
+    _lines: dict[tuple[str, str, str], tuple[Line, ...]] = field(default_factory=dict, repr=False)
     _orders: dict[str, tuple[tuple[Prefer, tuple[Test, ...]], ...]] = field(default_factory=dict, repr=False)
 
     # ---- names
@@ -193,16 +193,34 @@ class Catalog:
                 raise DeclarationError(f"known-bad {bad.rule.id} of {bad.owner}: " + unknown("kernel", extra[0], self.kernels))
         return tuple(out)
 
-    def lines(self, platform: str, backend: str) -> tuple[Line, ...]:
-        """The rows of a backend on a platform, the better kernel first, its portable form last."""
-        key = platform, backend
-        if key not in self._lines:
+    def lines(self, platform: str, backend: str, arch: str = "") -> tuple[Line, ...]:
+        """The rows of a backend on a platform, the better kernel first, its portable form last.
+
+        With ``arch``, those that bear on it: a kernel's rows for other architectures are left out where it has one for
+        this, and told as one where it has none.
+        """
+        key = platform, backend, arch
+        if key not in self._lines and arch:
+            self._lines[key] = tuple(self._bearing(platform, self.lines(platform, backend), arch))
+        elif key not in self._lines:
             b = self.backends[backend]
             rows = [*self.platforms[platform].support.get(backend, ()), *b.support.get(platform, ())]
             if b.portable and all(r.kernel not in (b.portable, b.portable.name) for r in rows):
                 rows.append(Row(b.portable, tier="portable"))
             self._lines[key] = tuple(self._line(platform, b, r) for r in rows)
         return self._lines[key]
+
+    def _bearing(self, platform: str, lines: tuple[Line, ...], arch: str) -> Iterator[Line]:
+        rows: dict[str, list[Row]] = {}
+        for line in lines:
+            rows.setdefault(line.kernel.name, []).append(line.row)
+        for line in lines:
+            mine = rows[line.kernel.name]
+            if len(mine) == 1 or line.row.on is None or arch in line.row.on:
+                yield line
+            elif line.row is mine[0] and not any(r.on is None or arch in r.on for r in mine):
+                everywhere = frozenset(a for r in mine for a in r.on or ())
+                yield self._line(platform, line.backend, replace(line.row, on=everywhere, limits={}, rules=(), lacks=()))
 
     def _line(self, platform: str, b: Backend, row: Row) -> Line:
         kernel = row.kernel if isinstance(row.kernel, Kernel) else self.kernels.get(row.kernel)

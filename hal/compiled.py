@@ -28,6 +28,10 @@ def _traceable(
     role: str = "self",
     backend: str | None = None,
 ) -> Any:
+    # Numbers may arrive as symbols; a decision is made on their values, which torch.compile then guards.
+    scale, dropout_p = None if scale is None else float(scale), float(dropout_p)
+    if window is not None:
+        window = int(window) if not isinstance(window, (tuple, list)) else tuple(int(n) for n in window)
     decision = run._decide(
         q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend, compiling=True
     )

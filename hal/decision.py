@@ -221,7 +221,7 @@ class Decision:
             raise NoKernelError(self._refusal, self)
         kernel, calls = self.chosen.kernel, self.fitted
         run = kernel.binder()(calls[-1])
-        if not calls[-1].varlen and calls[-1].layout != kernel.layout:
+        if not calls[-1].varlen and kernel.layout not in ("any", calls[-1].layout):
             run = transposed(run, bool(calls[-1].lse))
         for (fitting, _), before, after in reversed(list(zip(self.chosen.fittings, calls, calls[1:]))):
             run = fitting.wrap(run, before, after)

@@ -43,6 +43,7 @@ class Host:
         self.path = sys.path if path is None else path
         self.root = root
         self.system = sys.platform
+        self.processor = os.uname().machine if hasattr(os, "uname") else self.env.get("PROCESSOR_ARCHITECTURE", "")
 
     def exists(self, path: str) -> bool:
         return os.path.exists(os.path.join(self.root, path.lstrip("/")))

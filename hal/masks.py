@@ -6,17 +6,21 @@ import torch
 from torch import Tensor
 
 
-def built_mask(q: Tensor, k: Tensor, causal: bool, window: tuple[int, int], mask: Tensor | None) -> Tensor:
+def built_mask(
+    q: Tensor, k: Tensor, causal: bool, window: tuple[int, int], mask: Tensor | None, first: int = 0, of: int | None = None
+) -> Tensor:
     """Causality and window over [Sq, Sk], with the caller's mask if there is one: bool, or additive where that was.
 
     q is [B, H, Sq, D], k [B, Hk, Sk, D].  The diagonal is aligned at the bottom right: query i stands at key i + Sk - Sq.
+    ``first`` and ``of``: q is only some of the queries, ``of`` in all, from the one numbered ``first``.
     """
-    sq, sk = q.shape[2], k.shape[2]
-    distance = torch.arange(sk, device=q.device) - torch.arange(sk - sq, sk, device=q.device)[:, None]
+    rows, sk = q.shape[2], k.shape[2]
+    start = first + sk - (rows if of is None else of)
+    distance = torch.arange(sk, device=q.device) - torch.arange(start, start + rows, device=q.device)[:, None]
     left, right = window
     if causal:
         right = 0 if right < 0 else min(right, 0)
-    keep = torch.ones(sq, sk, dtype=torch.bool, device=q.device)
+    keep = torch.ones(rows, sk, dtype=torch.bool, device=q.device)
     if left >= 0:
         keep = keep & (distance >= -left)
     if right >= 0:
@@ -30,3 +34,21 @@ def built_mask(q: Tensor, k: Tensor, causal: bool, window: tuple[int, int], mask
 def rows_without_keys(mask: Tensor) -> Tensor:
     """[.., Sq], True where a query may attend to nothing."""
     return ~mask.any(-1) if mask.dtype is torch.bool else (mask == -torch.inf).all(-1)
+
+
+def keyless(q_len: int, kv_len: int, causal: bool, window: tuple[int, int]) -> int:
+    """How many queries, the first ones, see no key: the diagonal is aligned at the bottom right."""
+    if not kv_len:
+        return q_len
+    right = 0 if causal else window[1]
+    return max(0, q_len - kv_len - right) if right >= 0 else 0
+
+
+def keyless_packed(cu_q: Tensor, cu_k: Tensor, tokens: int, causal: bool, window: tuple[int, int]) -> Tensor:
+    """[tokens], True where a packed query sees no key.  Does not wait for the device."""
+    sq, sk = cu_q.diff(), cu_k.diff()
+    right = 0 if causal else window[1]
+    empty = torch.where(sk == 0, sq, (sq - sk - right).clamp(min=0) if right >= 0 else 0)
+    place = torch.arange(tokens, device=cu_q.device)
+    sequence = torch.bucketize(place, cu_q[1:], right=True)
+    return place - cu_q[sequence] < empty[sequence]

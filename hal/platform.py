@@ -13,7 +13,7 @@ from .backend import Kernel
 from .errors import DeclarationError, FactError, PlatformError
 from .facts import Device, Machine
 from .facts.flat import FEATURES
-from .rules import Limits
+from .rules import Limits, Rule
 
 if TYPE_CHECKING:
     from .host import Detection, Host
@@ -28,6 +28,7 @@ class Row:
     kernel: str | Kernel  # a backend's, by name; or the vendor's own
     on: Iterable[str] | None = None  # architectures; None: all that the platform has
     limits: Limits = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()  # limits under a condition
     lacks: Iterable[str] = frozenset()  # features that the kernel has elsewhere and not here
     tier: str = "native"
     cite: str = ""
@@ -90,9 +91,14 @@ class Platform:
 
     def describe(self, arch: Any, name: str = "", memory: int | None = None) -> Machine:
         """A simulated machine: one device of this architecture, current software, no optional package."""
-        device = Device(self.parse_arch(arch), 0, name, memory, self.dtypes, self.shared_memory(self.parse_arch(arch)))
+        arch = self.parse_arch(arch)
+        device = Device(arch, 0, name, memory, self.dtypes_of(arch), self.shared_memory(arch))
         origin = f"simulated {self.name}:{device.arch}"
         return Machine(self.name, (device,), dict(self.software), {}, origin).with_packages(self.included)
+
+    def dtypes_of(self, arch: str) -> frozenset[str]:
+        """The dtypes that tensors may have on this architecture."""
+        return self.dtypes
 
     def shared_memory(self, arch: str) -> int | None:
         return None
@@ -114,7 +120,7 @@ class Platform:
         for d in m.devices:
             arch = self.parse_arch(d.arch)
             shared = d.shared_memory if d.shared_memory is not None else self.shared_memory(arch)
-            devices.append(Device(arch, d.index, d.name, d.memory, d.dtypes or self.dtypes, shared))
+            devices.append(Device(arch, d.index, d.name, d.memory, d.dtypes or self.dtypes_of(arch), shared))
         return Machine(m.platform, tuple(devices), m.software, m.packages, m.origin)
 
     # ---- this machine: only called where it is asked for, so torch may be imported
@@ -138,7 +144,8 @@ class Platform:
 
     def capturing(self) -> bool:
         """Whether calls are being captured into a graph right now."""
-        return False
+        ask = getattr(self.module(), "is_current_stream_capturing", None)
+        return bool(ask and ask())
 
     def synchronize(self, index: int | None = None) -> None:
         self.module().synchronize(index)

@@ -67,7 +67,7 @@ def candidates(decision: Decision, backend: str = "", kernel: str = "") -> Itera
     """Every row of a backend (or of all) examined, the better kernel first."""
     catalog, platform = decision.catalog, decision.machine.platform
     for name in [backend] if backend else catalog.backends_in_order(platform):
-        lines = catalog.lines(platform, name)
+        lines = catalog.lines(platform, name, decision.facts["arch"])
         for line in lines:
             if not kernel or line.kernel.name == kernel:
                 yield examine(line, decision)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.compiler import is_compiling
 from . import context, detect, plugins
 from .context import current
 from .decision import Decision
-from .errors import CallError, GuardError, NoKernelError, SimulationError
+from .errors import GuardError, SimulationError
 from .facts import Call
 from .fittings import Run, Varlen
 from .policy import Policy, Request
@@ -97,10 +96,12 @@ def attention(
         return traced(q, k, v, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=enable_gqa, layout=layout,
                       return_lse=return_lse, role=role, **given)  # fmt: skip
     key = (
-        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, q.stride(), k.stride(), v.stride(),
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device,
         is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad), are_deterministic_algorithms_enabled(),
         is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend, current.get(),
     )  # fmt: skip
+    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+        key += (q.stride(), k.stride(), v.stride())
     if attn_mask is not None:
         key += (attn_mask.shape, attn_mask.dtype, attn_mask.stride(), attn_mask.requires_grad)
     entry = _entries.get(key)
@@ -138,7 +139,7 @@ def attention_varlen(
     max_q = _longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
     max_k = (max_q if cu_seqlens_k is None else _longest(cu_k)) if max_seqlen_k is None else max_seqlen_k
     key = (
-        "varlen", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, q.stride(), k.stride(), v.stride(),
+        "varlen", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, q.stride(), k.stride(), v.stride(),
         is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad), are_deterministic_algorithms_enabled(),
         cu_seqlens_q.shape, cu_k.shape, cu_seqlens_q.dtype, cu_k.dtype, max_q, max_k,
         is_causal, scale, dropout_p, enable_gqa, window, return_lse, role, backend, current.get(),
@@ -231,35 +232,46 @@ def _remember(key: Any, decision: Decision, run: Run) -> Entry:
 # ---- bound decisions
 
 
-class Bound:
-    """A decision bound to a signature: ``bound(q, k, v, attn_mask=None)``.  Other shapes, dtypes or devices are refused."""
+def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **arguments: Any) -> Any:
+    """Decide once for these tensors and arguments (those of ``hal.attention``): a function ``bound(q, k, v, attn_mask=None)``.
 
-    __slots__ = ("_entry", "_key", "_run", "decision")
-
-    def __init__(self, decision: Decision, run: Run, entry: Entry, key: tuple[Any, ...]):
-        self.decision, self._run, self._entry, self._key = decision, run, entry, key
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Any:
-        if (q.shape, k.shape, v.shape, q.dtype, q.device, is_grad_enabled() and q.requires_grad) != self._key:
-            self._refuse(q, k, v)
-        self._entry.runs += 1
-        return self._run(q, k, v, attn_mask, None)
-
-    def _refuse(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        now = (q.shape, k.shape, v.shape, q.dtype, q.device, is_grad_enabled() and q.requires_grad)
-        names = ("shape of q", "shape of k", "shape of v", "dtype", "device", "gradient of q")
-        wrong = [f"{n} is {b}, bound for {a}" for n, a, b in zip(names, self._key, now) if a != b]
-        raise GuardError("; ".join(wrong) + "; bind again for these tensors, or call hal.attention")
-
-
-def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **arguments: Any) -> Bound:
-    """Decide once for these tensors and arguments (those of ``hal.attention``), and call it ever after for a fraction of
-    the cost.  Works inside ``torch.compile(fullgraph=True)``.  Raises what ``hal.attention`` raises."""
+    It costs a fraction of ``hal.attention``, works inside ``torch.compile(fullgraph=True)``, and raises GuardError for
+    tensors of other shapes, dtype, device or need of gradients.  ``bound.decision`` is its Decision.
+    """
     decision = _decide(q, k, v, attn_mask, **arguments)
     run = guarded_run(decision, q, k, attn_mask)
-    key = (q.shape, k.shape, v.shape, q.dtype, q.device, is_grad_enabled() and q.requires_grad)
-    bound = Bound(decision, run, _remember(("bound", object()), decision, run), key)
+    entry = _remember(("bound", object()), decision, run)
+    q_shape, k_shape, v_shape, dtype, device, grad = key = _signature(q, k, v)
+    mask_key = _mask_signature(attn_mask)
+
+    def bound(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Any:
+        if (
+            q.shape != q_shape or k.shape != k_shape or v.shape != v_shape
+            or q.dtype is not dtype or q.device != device or q.requires_grad is not grad
+            or (attn_mask is not None or mask_key is not None) and _mask_signature(attn_mask) != mask_key
+        ):  # fmt: skip
+            _refuse((*key, mask_key), (*_signature(q, k, v), _mask_signature(attn_mask)))
+        entry.runs += 1
+        return run(q, k, v, attn_mask, None)
+
+    bound.decision = decision  # type: ignore[attr-defined]
     return bound
+
+
+_SIGNATURE = ("shape of q", "shape of k", "shape of v", "dtype", "device", "requires_grad of q", "mask")
+
+
+def _signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+    return q.shape, k.shape, v.shape, q.dtype, q.device, q.requires_grad
+
+
+def _mask_signature(mask: Tensor | None) -> Any:
+    return None if mask is None else (mask.shape, mask.dtype)
+
+
+def _refuse(asked: tuple[Any, ...], found: tuple[Any, ...]) -> None:
+    wrong = [f"the {n} is {b}, bound for {a}" for n, a, b in zip(_SIGNATURE, asked, found) if a != b]
+    raise GuardError("; ".join(wrong) + "; bind again for these tensors, or call hal.attention")
 
 
 # ---- receipts

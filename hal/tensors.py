@@ -120,16 +120,17 @@ def _common(
         raise CallError(f"dropout_p is {dropout!r}; allowed: 0.0 to below 1.0")
     if role not in ("self", "cross"):
         raise CallError(unknown("role", role, ("self", "cross")))
-    d = q.shape[-1]
+    # head_dim and heads are a model's constants: torch.compile specialises on them, and lengths stay symbols.
+    d = int(q.shape[-1])
     if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
         raise CallError(f"scale is {scale!r}; allowed: a finite number, or None for head_dim ** -0.5")
-    default = scale is None or (type(d) is int and d > 0 and scale == d**-0.5)
+    default = scale is None or (d > 0 and scale == d**-0.5)
     return {
         "dtype": DTYPE_NAMES[q.dtype],
-        "head_dim": known(d),
-        "v_head_dim": known(v.shape[-1]),
-        "heads": known(heads),
-        "kv_heads": known(kv_heads),
+        "head_dim": d,
+        "v_head_dim": int(v.shape[-1]),
+        "heads": int(heads),
+        "kv_heads": int(kv_heads),
         "causal": bool(causal),
         "dropout": float(dropout),
         "window": window_of(window),

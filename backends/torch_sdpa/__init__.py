@@ -21,7 +21,7 @@ NOT_EMPTY = Rule("empty", require={"empty": False}, note="PyTorch sends calls wi
 CPU = Kernel(
     "sdpa.cpu",
     "hal.backends.torch_sdpa.kernels:cpu",
-    layout="bhsd",
+    layout="any",
     honours=PLAIN | MASKS | BUILT | {"lse"},  # the operator's LSE has no gradient
     limits={"dtype": FLOATS | {"float64"}, "v_head_dim": Same("head_dim"), "contiguous": True},
     rules=(NOT_EMPTY,),

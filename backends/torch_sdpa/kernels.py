@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hal.facts import Call
-from hal.fittings import Run, Varlen
+from hal.fittings import Run, Varlen, transposed
 from hal.masks import built_mask, rows_without_keys
 
 Dense = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Any]  # (q, k, v, mask, causal) -> out or (out, LSE)
@@ -18,18 +18,20 @@ Dense = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Any]  # (q, k, v
 
 def cpu(call: Call) -> Run:
     """F.scaled_dot_product_attention, which takes its flash path for what this kernel accepts; the operator for LSE."""
-    sdpa, scale, gqa = F.scaled_dot_product_attention, scale_of(call), bool(call.heads != call.kv_heads)
-    if call.lse:
-        op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-        return assembled(call, lambda q, k, v, mask, causal: op(q, k, v, 0.0, causal, attn_mask=additive(mask, q), scale=scale))
-    if not (call.causal or call.varlen or needs_mask(call)) and call.dtype != "float64":
-        if scale is None and not gqa:
-            return lambda q, k, v, mask, varlen: sdpa(q, k, v, mask)
-        return lambda q, k, v, mask, varlen: sdpa(q, k, v, mask, scale=scale, enable_gqa=gqa)
-    return assembled(
-        call,
-        lambda q, k, v, mask, causal: sdpa(q, k, v, as_dtype(mask, q), is_causal=causal, scale=scale, enable_gqa=gqa),
-    )
+    bshd, masked = call.layout == "bshd", needs_mask(call) or call.dtype == "float64"
+    if not (call.lse or call.causal or call.varlen or masked) and call.scale == "default" and call.heads == call.kv_heads:
+        sdpa = F.scaled_dot_product_attention  # the plain call: every Python function less is a tenth of the overhead
+        if bshd:
+            return lambda q, k, v, mask, varlen: sdpa(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask
+            ).transpose(1, 2)
+        return lambda q, k, v, mask, varlen: sdpa(q, k, v, mask)
+    if not call.lse:
+        run = fused(call)
+    else:
+        op, scale = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, scale_of(call)
+        run = assembled(call, lambda q, k, v, mask, causal: op(q, k, v, 0.0, causal, attn_mask=additive(mask, q), scale=scale))
+    return transposed(run, bool(call.lse)) if bshd and not call.varlen else run
 
 
 def fused(call: Call) -> Run:

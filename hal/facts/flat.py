@@ -9,7 +9,7 @@ from .call import CONTIGUOUS, KINDS, Call
 from .machine import Machine
 from .values import ABSENT
 
-CALL_FACTS = frozenset(KINDS) | {"contiguous", "empty", "gqa", "rectangular", "math_bytes", "masked"}
+CALL_FACTS = frozenset(KINDS) | {"contiguous", "empty", "gqa", "rectangular", "math_bytes", "masked", "scores"}
 MACHINE_FACTS = frozenset({"platform", "arch", "memory", "shared_memory", "device_dtype"})
 
 # A feature is asked for when its fact differs from the plain value.  A kernel lists what it honours; the rest is refused.
@@ -37,6 +37,7 @@ def derive(facts: dict[str, Any]) -> dict[str, Any]:
     b, h, hk, q, k = facts["batch"], facts["heads"], facts["kv_heads"], facts["q_len"], facts["kv_len"]
     facts["gqa"] = None if h is None or hk is None else h != hk
     facts["rectangular"] = None if q is None or k is None else q != k
+    facts["scores"] = None if q is None or k is None else q * k  # of one head
     facts["masked"] = None if facts["mask"] is None else facts["mask"] != "none"
     # A size that is a symbol under torch.compile is at least 2: it specialises on 0 and 1.
     sizes = (b, h, q, k)

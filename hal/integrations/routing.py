@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..context import component, position
+from .. import context
 from ..errors import AttachError
 from ..run import attention
 
@@ -71,19 +71,21 @@ def routed(cls: type[nn.Module]) -> type[nn.Module]:
     """A subclass of ``cls`` that says, while it runs, by which ``_hal_route`` its attention goes."""
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        call = super(made, self).__call__
         route = getattr(self, "_hal_route", None)
         if route is None:
-            return cls.__call__(self, *args, **kwargs)
+            return call(*args, **kwargs)
         _here.stack.append((route, route.other_tokens(args, kwargs)))
         try:
             if not route.intercept:
-                return cls.__call__(self, *args, **kwargs)
+                return call(*args, **kwargs)
             with _intercept:
-                return cls.__call__(self, *args, **kwargs)
+                return call(*args, **kwargs)
         finally:
             _here.stack.pop()
 
-    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    made = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    return made
 
 
 def _run(
@@ -123,9 +125,12 @@ def _run(
     }
     _here.stack.append(None)
     try:
-        if torch.compiler.is_compiling():
-            return attention(q, k, v, **arguments)
-        with component(route.component), position(layer=route.layer):
+        if torch.compiler.is_compiling() and context.generation >= 0:  # read, so that a new policy traces again
+            from .traced import component_attention
+
+            given = {name: value for name, value in arguments.items() if value is not None}
+            return component_attention(q, k, v, route.component, given)
+        with context.component(route.component), context.position(layer=route.layer):
             return attention(q, k, v, **arguments)
     finally:
         _here.stack.pop()

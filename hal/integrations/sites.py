@@ -13,10 +13,13 @@ Attention that uses none of them (its own softmax, FlexAttention, ``torch.nn.Mul
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import re
+import sys
 import types
+from collections import Counter
 from dataclasses import dataclass
 
 from torch import nn
@@ -92,7 +95,7 @@ def _judge(module: nn.Module, processor: object) -> tuple[frozenset[str], str]:
     names, texts = uses(type(module), "forward")
     if processor is not None:
         more = uses(type(processor), "__call__")
-        names, texts = names | more[0], texts | more[1]
+        names, texts = names + more[0], texts | more[1]
     doors = set()
     why = ""
     if INTERFACE in names:
@@ -100,21 +103,32 @@ def _judge(module: nn.Module, processor: object) -> tuple[frozenset[str], str]:
         if "sdpa" in texts:  # the class treats the name "sdpa" apart, so another name takes another path
             return frozenset(), "it treats transformers' attention implementations by name"
     if DISPATCH in names:
-        if getattr(type(processor), "_attention_backend", None) is not None:
-            return frozenset(), f"its processor works with {type(processor)._attention_backend!r} only"  # type: ignore[attr-defined]
+        if default := getattr(type(processor), "_attention_backend", None):
+            return frozenset(), f"its processor works with diffusers' {default!r} backend only"
         if hasattr(processor, "_attention_backend"):
             doors.add("backend")
-        if "backend" not in doors or "AttentionBackendName" in names:  # calls under another name than its own
-            doors.add("call")
-        if "FLEX" in names:
-            why = "some of its calls ask for FlexAttention by name"
+        if names[DISPATCH] > names["_attention_backend"]:  # some calls do not go by the processor's own setting
+            flex = "flex" in texts or "FLEX" in names
+            why = _other_backend(flex)
+            if doors or not flex:
+                doors.add("call")
     if SDPA in names:
         doors.add("call")
     if not doors and (processor is not None or (re.search("atte?n", type(module).__name__, re.I) and "softmax" in names)):
         why = "it computes attention with its own code"
+    if not doors and "multi_head_attention_forward" in names:
+        why = "it calls torch's multi_head_attention_forward"
     if "flex_attention" in names:
         why = "it calls FlexAttention"
     return frozenset(doors), why
+
+
+def _other_backend(flex: bool) -> str:
+    """Why calls to diffusers' dispatcher without a backend of their own may not end in PyTorch's SDPA."""
+    if flex:
+        return "some of its calls ask for FlexAttention by name"
+    active = sys.modules["diffusers.models.attention_dispatch"]._AttentionBackendRegistry._active_backend.value
+    return "" if active == "native" else f"it goes by diffusers' active backend, which is {active!r}; set 'native'"
 
 
 def _interface_refused(name: str, owners: list[tuple[str, nn.Module]]) -> str:
@@ -130,13 +144,13 @@ def _interface_refused(name: str, owners: list[tuple[str, nn.Module]]) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=4096)
-def uses(cls: type, entry: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Names and string constants in the code of ``cls.entry``.
+@functools.lru_cache(maxsize=1024)
+def uses(cls: type, entry: str) -> tuple[Counter[str], frozenset[str]]:
+    """How often the code of ``cls.entry`` reads each name, and its string constants.
 
     Follows the class's own methods and functions that its code names; stops at PyTorch and at diffusers' dispatcher.
     """
-    names: set[str] = set()
+    names: Counter[str] = Counter()
     texts: set[str] = set()
     seen: set[types.CodeType] = set()
     todo: list[object] = [getattr(cls, entry, None)]
@@ -149,16 +163,16 @@ def uses(cls: type, entry: str) -> tuple[frozenset[str], frozenset[str]]:
             continue
         if function.__name__ == DISPATCH or function.__module__.partition(".")[0] == "torch":
             continue
-        codes = [function.__code__]
         seen.add(function.__code__)
-        for code in codes:
+        codes = [function.__code__]
+        for code in codes:  # grows by nested functions
             codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
             texts.update(const for const in code.co_consts if isinstance(const, str))
-            names.update(code.co_names)
             for name in code.co_names:
                 todo += [inspect.getattr_static(cls, name, None), function.__globals__.get(name)]
+            names.update(i.argval for i in dis.get_instructions(code) if i.opcode in dis.hasname and "LOAD" in i.opname)
         todo += [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-    return frozenset(names), frozenset(texts)
+    return names, frozenset(texts)
 
 
 def _filled(cell: types.CellType) -> bool:

@@ -1,0 +1,21 @@
+"""The bind functions of AITER's parts; the rest they share with FlashAttention, whose functions they imitate."""
+
+from __future__ import annotations
+
+from hal.backends.fa.kernels import flash, functions
+from hal.facts import Call
+from hal.fittings import Run
+
+
+def ck(call: Call) -> Run:
+    return flash(call, *functions("aiter"), deterministic=bool(call.deterministic), return_lse=_wanted(call))
+
+
+def triton(call: Call) -> Run:
+    flags = {"deterministic": bool(call.deterministic), "return_lse": _wanted(call)}
+    return flash(call, *functions("aiter.ops.triton.attention.mha"), tokens_first=True, **flags)
+
+
+def _wanted(call: Call) -> bool:
+    """AITER's backward asserts that the LSE was asked for."""
+    return bool(call.lse) or call.grad is not False

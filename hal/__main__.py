@@ -1,0 +1,5 @@
+"""``python -m hal`` is the ``hal`` command."""
+
+from .cli import main
+
+main()

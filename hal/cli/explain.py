@@ -1,0 +1,163 @@
+"""hal explain: the decision for one call, with every candidate and every reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import PolicyError, unknown
+from .options import as_json, installed, machine_of, on_machine
+from .output import Part, Row, Screen, emit, screen
+
+if TYPE_CHECKING:
+    from ..catalog import Catalog
+    from ..decision import Candidate, Decision
+    from ..facts import Call, Machine
+    from ..policy import Policy
+
+# What --call leaves open: the self-attention of a usual video or image transformer.  float32 where there is no bfloat16.
+TYPICAL = {"dtype": "bfloat16", "head_dim": 128, "heads": 24, "batch": 1, "q_len": 4096}
+
+
+@click.command(short_help="Tell which kernel runs a call.")
+@on_machine
+@click.option("--backend", metavar="NAME", help="Require this attention backend.")
+@click.option("--kernel", metavar="NAME", help="Require this kernel.")
+@click.option("--waive", multiple=True, metavar="NAME", help="Overrule a known-bad rule or a budget by its waiver.")
+@click.option("--fit", multiple=True, metavar="NAME", help="Allow a fitting that hal does not make by itself.")
+@click.option("--call", "calls", multiple=True, metavar="KEY=VALUE,...", help="The call; ? is unknown. See below.")
+@as_json
+@click.option("--tree", is_flag=True, help="Print a tree.")
+@click.option("--schema", is_flag=True, help="Print the JSON schema of --json.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    on: str | None,
+    with_: tuple[str, ...],
+    without: tuple[str, ...],
+    backend: str | None,
+    kernel: str | None,
+    waive: tuple[str, ...],
+    fit: tuple[str, ...],
+    calls: tuple[str, ...],
+    as_json: bool,
+    tree: bool,
+    schema: bool,
+) -> None:
+    """Tell which kernel runs a call, on this machine or any other, and why: every candidate with every reason.
+
+    Exit code 2: what was asked for is refused.  What --call leaves open is that of a typical diffusion transformer.
+
+    \b
+    hal explain --on h100
+    hal explain --on cuda:9.0 --with flash-attn-3==3.0.0 --call dtype=bf16,head_dim=72
+    hal explain --on mi300x --backend aiter --json
+
+    Call keys: dtype head_dim v_head_dim heads kv_heads batch q_len kv_len causal mask mask_shape dropout window scale
+    layout contiguous role varlen lse grad mask_grad deterministic compile graph ring ulysses kv_gather step layer device.
+    """
+    if schema:
+        from ..schemas import explanation
+
+        return emit(explanation())
+    catalog = installed()
+    machine = machine_of(catalog, on, with_, without)
+    policy = _policy(catalog, backend, kernel, waive, fit)
+    call, assumed = _call(calls, machine)
+    if on:
+        from ..resolver import resolve
+
+        decision = resolve(call, machine, catalog, policy)
+    else:
+        from ..settlement import settle
+
+        decision = settle(call, machine, catalog, policy)
+    if as_json:
+        emit({**decision.to_json(), "assumed": assumed})
+    elif tree:
+        click.echo(decision.explain("tree"))
+    else:
+        show(screen(), decision, assumed)
+    if decision.error:
+        ctx.exit(2)
+
+
+def _call(texts: tuple[str, ...], machine: Machine) -> tuple[Call, list[str]]:
+    """The call, and the keys of it that were not given."""
+    from ..facts import Call
+
+    keys = {p.partition("=")[0].strip().lower().replace("-", "_") for text in texts for p in text.split(",")}
+    assumed = [k for k in TYPICAL if k not in keys]
+    base = {k: TYPICAL[k] for k in assumed}
+    dtypes = machine.device(Call.parse(texts).device).dtypes
+    if "dtype" in base and dtypes is not None and base["dtype"] not in dtypes:
+        base["dtype"] = "float32"
+    return Call.parse(texts, base), assumed
+
+
+def _policy(
+    catalog: Catalog, backend: str | None, kernel: str | None, waive: tuple[str, ...], fit: tuple[str, ...]
+) -> Policy:
+    from ..fittings import FITTINGS
+    from ..policy import Policy, Request, names
+
+    rules = (*(b.rule for b in catalog.known_bad), *(r for k in catalog.kernels.values() for r in k.rules))
+    waivers, fits = names(waive), names(fit)
+    for kind, given, known in (("waiver", waivers, {r.waiver for r in rules if r.waiver}), ("fitting", fits, FITTINGS)):
+        for name in sorted(given):
+            if name not in known:
+                raise PolicyError(unknown(kind, name, known))
+    requests: tuple[Request, ...] = ()
+    if backend or kernel:
+        source = " ".join(f"--{n} {x}" for n, x in (("backend", backend), ("kernel", kernel)) if x)
+        named = catalog.backend_name(backend) if backend else ""
+        requests = (Request(named, "require", source, catalog.kernel_name(kernel) if kernel else ""),)
+    return Policy(requests, waivers, fits)
+
+
+# ---- for people
+
+
+def show(out: Screen, d: Decision, assumed: list[str]) -> None:
+    from ..rendering import details
+
+    device = d.machine.device(d.call.device)
+    where = " ".join(x for x in (d.machine.platform, device.arch, device.name) if x)
+    out.line((where, "bold"), (f"  {d.machine.origin}" if d.machine.origin not in where else "", "dim"))
+    if d.chosen:
+        tier = d.chosen.line.row.tier if d.chosen.line else ""
+        out.line((f"{d.backend} by {d.kernel}", "bold green"), f"  {d.chosen.backend.quality}, {tier}, {d.source}")
+    else:
+        out.line(("refused", "bold red"), f"  {(d.error or '').partition('.' + chr(10))[0]}")
+    said, *rest = details(d)
+    note = f"  (assumed: {', '.join(assumed)})" if assumed else ""
+    out.item("call", said.removeprefix("call: ").replace(",", " "), (note, "dim"))
+    for text in rest:
+        name, _, what = text.partition(" ")
+        out.item(name, (what, "yellow" if name == "warning" else ""))
+    asked = d.request.backend if d.request else ""
+    shown = [c for c in d.candidates if c.line is not None or c.backend.name == asked]
+    out.heading("Candidates")
+    out.table(("candidate", "verdict", "why"), [_row(d, c) for c in shown])
+    elsewhere = [c.backend.name for c in d.candidates if c not in shown]
+    if elsewhere:
+        out.line((f"  no row on {d.machine.platform}: {', '.join(elsewhere)}", "dim"))
+    if d.advice:
+        out.heading("Advice")
+        for a in d.advice:
+            out.line("  - ", a)
+
+
+def _row(d: Decision, c: Candidate) -> Row:
+    chosen = d.chosen is not None and c.line is d.chosen.line
+    verdict = {True: ("fits", "green"), False: ("no", "red"), None: ("depends", "yellow")}[c.verdict]
+    why: list[Part] = [f"with {', '.join(f.name for f, _ in c.fittings)}\n"] if c.fittings else []
+    for r in c.reasons:
+        why += [(r.id, "red" if r.verdict is False else "yellow"), f"  {r.message}\n"]
+        why += [f"  fix: {r.fix}\n"] if r.fix else []
+        why += [(f"  see: {r.citation}\n", "dim")] if r.citation else []
+    if why:
+        why[-1] = why[-1].rstrip("\n") if isinstance(why[-1], str) else (why[-1][0].rstrip("\n"), why[-1][1])
+    name = (str(c), "bold green" if chosen else "bold" if d.request and d.request.backend == c.backend.name else "")
+    return name, ("chosen", "bold green") if chosen else verdict, why

@@ -1,0 +1,68 @@
+"""hal known-bad: the known defects of every owner, as one table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import as_json, installed
+from .output import Row, emit, screen
+
+if TYPE_CHECKING:
+    from ..catalog import KnownBad
+
+
+@click.command(short_help="List the known defects.")
+@click.option("--platform", "platforms", multiple=True, metavar="NAME", help="Only what concerns this platform.")
+@as_json
+def command(platforms: tuple[str, ...], as_json: bool) -> None:
+    """List the known defects: where, since when, whose word it is, and the name by which --waive overrules each."""
+    catalog = installed()
+    names = {catalog.platform(p.lower()).name for p in platforms}
+    found = [b for b in catalog.known_bad if not names or b.platform in names or not b.platform]
+    if as_json:
+        return emit([_json(b) for b in found])
+    out = screen()
+    owners: dict[str, list[KnownBad]] = {}
+    for b in found:
+        owners.setdefault(b.owner, []).append(b)
+    for owner, rules in owners.items():
+        out.heading(owner)
+        out.table(("waiver", "effect", "where and what"), [_row(b) for b in rules])
+    if not found:
+        out.line("no defect is known")
+
+
+def _row(b: KnownBad) -> Row:
+    r = b.rule
+    lines = [f"{', '.join(sorted(b.kernels))} where {_conditions(r.when)}" if r.when else ", ".join(sorted(b.kernels))]
+    if r.require:
+        lines.append(f"requires {_conditions(r.require)}")
+    lines += [f"{word}{x}" for word, x in (("", r.note), ("fix: ", r.fix), ("see: ", r.citation)) if x]
+    return (r.waiver, "bold"), (r.effect, "yellow" if r.effect == "warn" else "red"), "\n".join(lines)
+
+
+def _conditions(limits: Any) -> str:
+    from ..rules import show
+
+    return ", ".join(f"{fact} is {show(limit)}" for fact, limit in limits.items())
+
+
+def _json(b: KnownBad) -> dict[str, Any]:
+    from ..rules import plain
+
+    r = b.rule
+    return {
+        "id": r.id,
+        "owner": b.owner,
+        "platform": b.platform or None,
+        "kernels": sorted(b.kernels),
+        "when": {f: plain(x) for f, x in r.when.items()},
+        "require": {f: plain(x) for f, x in r.require.items()},
+        "effect": r.effect,
+        "note": r.note or None,
+        "fix": r.fix or None,
+        "citation": r.citation or None,
+        "waiver": r.waiver or None,
+    }

@@ -1,0 +1,128 @@
+"""What several commands share: their options, and the machine that these describe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import FactError, HalError, PlatformError, PolicyError, unknown
+
+if TYPE_CHECKING:
+    from ..catalog import Catalog
+    from ..facts import Machine
+
+SOFTWARE = ("torch", "cudnn", "triton")  # versions that --with sets besides those of packages
+
+
+def _ignore(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> None:
+    """Set for this process, before the catalog is made; detection at import has already run, so it runs again."""
+    if not given:
+        return
+    from .. import detect, plugins
+
+    points = plugins.entry_points()
+    known = {x for e in points for x in (e.name, e.distribution, f"{e.distribution}:{e.name}")}
+    wanted = {n.strip() for text in given for n in text.split(",") if n.strip()}
+    for name in sorted(wanted - known):
+        raise PolicyError(unknown("plug-in", name, {e.name for e in points} | {e.distribution for e in points}))
+    before = detect.ignored()
+    if not wanted <= before:
+        os.environ[detect.IGNORE] = ",".join(sorted(before | wanted))
+        detect.detected(again=True)
+
+
+# Accepted by ``hal`` itself and, given to each by the group, by every subcommand.
+ignore_plugin = click.Option(
+    ["--ignore-plugin"],
+    multiple=True,
+    metavar="NAME",
+    expose_value=False,
+    is_eager=True,
+    callback=_ignore,
+    help="Go on without this plug-in (its name or its distribution).",
+)
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def on_machine(f: Callable[..., Any]) -> Callable[..., Any]:
+    """--on, --with and --without: the machine that is talked about."""
+    for option in (
+        click.option("--without", multiple=True, metavar="NAME", help="Take a package away."),
+        click.option(
+            "--with", "with_", multiple=True, metavar="NAME==VERSION", help="Add a package, or set torch, cudnn or triton."
+        ),
+        click.option("--on", metavar="MACHINE", help="A preset, platform:arch, or a facts file; else this machine."),
+    ):
+        f = option(f)
+    return f
+
+
+def installed() -> Catalog:
+    """The catalog of what is installed; plug-ins that failed are told on stderr."""
+    from .. import detect, plugins
+
+    catalog = plugins.catalog(detect.ignored())
+    for p in catalog.problems:
+        click.echo(f"hal: warning: {p}; --ignore-plugin {p.name} silences this", err=True)
+    return catalog
+
+
+def this_machine() -> Machine:
+    """The machine that is really here.  Raises PlatformError where its facts cannot be read."""
+    from .. import detect
+
+    name = detect.real_platform().name
+    try:
+        return detect.real_machine(name)
+    except HalError:
+        raise
+    except Exception as e:
+        said = str(e).strip().splitlines()
+        raise PlatformError(
+            f"the facts of this {name} machine cannot be read: {type(e).__name__}: {said[0] if said else ''}; "
+            "hal doctor tells more, and --on explains another machine"
+        ) from e
+
+
+def machine_of(catalog: Catalog, on: str | None, with_: tuple[str, ...], without: tuple[str, ...]) -> Machine:
+    """The machine asked for, with packages and software set and taken away.  Raises HalError for what is unknown."""
+    machine = catalog.machine(on) if on else this_machine()
+    if not with_ and not without:
+        return machine
+    from ..policy import names, release
+
+    software: dict[str, str | None] = {}
+    packages: dict[str, str | None] = {}
+    for text in sorted(names(with_)):
+        name, version = release(text)
+        _check_version(text, version)
+        if name in SOFTWARE:
+            software[name] = version
+        if name not in SOFTWARE or name in catalog.packages:
+            packages[_package(catalog, machine, name)] = version
+    for name in sorted(names(without)):
+        key = _package(catalog, machine, name)
+        if key in packages:
+            raise PolicyError(f"--with and --without both name {key}")
+        packages[key] = None
+    return machine.with_packages(packages).with_software(**software)
+
+
+def _package(catalog: Catalog, machine: Machine, name: str) -> str:
+    key = catalog.package(name)
+    if key not in catalog.packages and key not in machine.packages:
+        raise FactError(unknown("package", name, {*catalog.packages, *machine.packages, *SOFTWARE}))
+    return key
+
+
+def _check_version(text: str, version: str) -> None:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        Version(version)
+    except InvalidVersion:
+        raise FactError(f"{text!r}: {version!r} is no PEP 440 version; write, say, 2.8.3") from None

@@ -1,0 +1,59 @@
+"""NVIDIA GPUs.  Owner: the CUDA platform team.  What runs where: support.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hal.facts import Machine
+from hal.host import Detection, Host
+from hal.platform import Platform
+
+from . import arch, support
+
+
+class CUDA(Platform):
+    name = device_type = "cuda"
+    title = "NVIDIA GPUs"
+    support = support.SUPPORT
+    order = support.ORDER
+    families = {
+        "Maxwell and Pascal": support.OLDER,
+        "Volta": support.VOLTA,
+        "Turing": support.TURING,
+        "Ampere": support.AMPERE | support.ORIN,
+        "Ada": support.ADA,
+        "Hopper": support.HOPPER,
+        "Blackwell": support.BLACKWELL | support.SM107 | support.THOR | support.SM12X,
+    }
+    arch_forms = arch.FORMS
+    # PyPI's torch 2.13.0 for Linux pins CUDA 13.0.3, nvidia-cudnn-cu13 9.20.0.48 and triton 3.7.1.
+    software = {"torch": "2.13.0", "runtime": "13.0", "driver": "580.65.06", "cudnn": "9.20.0.48", "triton": "3.7.1"}
+    distributed_backend = "nccl"
+    visible_variable = "CUDA_VISIBLE_DEVICES"
+    folder = Path(__file__).parent
+
+    def parse_arch(self, text: Any) -> str:
+        parsed = arch.parse(text)
+        if parsed is None:
+            raise self.no_arch(text)
+        return parsed
+
+    def shared_memory(self, arch: str) -> int | None:
+        """Bytes that one block may ask for (CUDA C++ programming guide, technical specifications)."""
+        kib = {"sm70": 96, "sm72": 96, "sm75": 64, "sm80": 163, "sm86": 99, "sm87": 163, "sm89": 99, "sm90": 227}
+        kib |= {"sm100": 227, "sm103": 227, "sm110": 227, "sm120": 99, "sm121": 99, **dict.fromkeys(support.OLDER, 48)}
+        return kib[arch] * 1024 if arch in kib else None
+
+    def detect(self, host: Host) -> Detection:
+        from . import detection
+
+        return detection.detect(self, host)
+
+    def machine(self, host: Host) -> Machine:
+        from . import detection
+
+        return detection.machine(self, host)
+
+
+PLATFORM = CUDA()

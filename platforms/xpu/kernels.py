@@ -1,0 +1,124 @@
+"""Intel's own kernels: the flash attention of sgl-kernel-xpu, and the SYCL-TLA flash path inside PyTorch."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hal.backend import Kernel, Needs
+from hal.facts import HALF, Call
+from hal.rules import Rule, Same
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hal.fittings import Run
+
+XPU_FLASH = Kernel(
+    "xpu_flash",
+    "hal.platforms.xpu.kernels:bind_flash",
+    honours={"causal", "window", "scale", "gqa", "rectangular", "varlen", "lse"},
+    limits={"dtype": HALF, "head_dim": {64, 96, 128, 192, 256}, "v_head_dim": Same("head_dim"), "contiguous": True},
+    rules=(
+        Rule("empty", require={"empty": False}, note="sgl-kernel-xpu has no launch for calls without tokens"),
+        Rule("decode.gqa", {"q_len": 1}, {"gqa": False},
+             note="its single-query kernel takes 16 query heads per key head at most"),
+    ),
+    needs=(
+        Needs(
+            "sgl-kernel",
+            "sgl_kernel.flash_attn",
+            "flash_attn_varlen_func",
+            install="pip install -v git+https://github.com/sgl-project/sgl-kernel-xpu.git (builds from source with oneAPI)",
+            names=("sglang-kernel-xpu", "sgl-kernel-xpu", "sglang-kernel"),
+            parameters=("cu_seqlens_q", "window_size", "return_softmax_lse"),
+        ),
+    ),
+    confirm="hal.platforms.xpu.kernels:confirm_flash",
+    title="sgl-kernel-xpu's flash attention",
+)  # fmt: skip
+TORCH_FLASH = Kernel(
+    "sdpa.flash_xpu",
+    "hal.backends.torch_sdpa.kernels:flash",
+    layout="bhsd",
+    honours={"causal", "scale", "gqa", "rectangular", "varlen", "grad"},
+    limits={"dtype": HALF, "head_dim": {64, 128, 192, 256}, "v_head_dim": Same("head_dim"), "contiguous": True},
+    rules=(
+        Rule("empty", require={"empty": False}, note="PyTorch sends calls without tokens to its math path"),
+        Rule("causal.square", {"causal": True}, {"q_len": Same("kv_len"), "varlen": False},
+             note="PyTorch's flash path takes causal calls of equal lengths only"),
+    ),
+    title="PyTorch's SYCL-TLA flash path, which has a backward",
+)  # fmt: skip
+
+
+def bind_flash(call: Call) -> Run:
+    """It knows packed sequences only, so a dense call is packed: a view, lengths made on the device."""
+    import torch
+    from sgl_kernel.flash_attn import flash_attn_varlen_func
+
+    from hal.fittings import Varlen
+    from hal.masks import keyless, keyless_packed
+
+    lse, causal, window = bool(call.lse), bool(call.causal), call.window or (-1, -1)
+    scale = None if call.scale == "default" else call.scale
+
+    def packed(q: Tensor, k: Tensor, v: Tensor, at: Varlen) -> tuple[Tensor, Tensor | None]:
+        out = flash_attn_varlen_func(
+            q=q, k=k, v=v, cu_seqlens_q=at.cu_q, cu_seqlens_k=at.cu_k, max_seqlen_q=at.max_q, max_seqlen_k=at.max_k,
+            softmax_scale=scale, causal=causal, window_size=window, return_softmax_lse=lse,
+        )  # fmt: skip
+        if not isinstance(out, tuple):
+            return out, None
+        return out[0], out[1] if lse else None
+
+    def dense(q: Tensor, k: Tensor, v: Tensor, mask: Any, varlen: Any) -> Any:
+        b, sq, sk = q.shape[0], q.shape[1], k.shape[1]
+        cu_q = torch.arange(0, (b + 1) * sq, sq, dtype=torch.int32, device=q.device)
+        cu_k = torch.arange(0, (b + 1) * sk, sk, dtype=torch.int32, device=q.device)
+        out, stats = packed(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), Varlen(cu_q, cu_k, sq, sk))
+        out = out.unflatten(0, (b, sq))
+        none = keyless(sq, sk, causal, window)
+        if none:
+            out[:, :none] = 0.0
+        if not lse:
+            return out
+        assert stats is not None
+        stats = stats.unflatten(1, (b, sq)).transpose(0, 1)  # (H, B * Sq) -> [B, H, Sq]
+        if none:
+            stats[:, :, :none] = -torch.inf
+        return out, stats
+
+    def ragged(q: Tensor, k: Tensor, v: Tensor, mask: Any, varlen: Varlen) -> Any:
+        out, stats = packed(q, k, v, varlen)
+        none = keyless_packed(varlen.cu_q, varlen.cu_k, q.shape[0], causal, window)
+        out = out.masked_fill(none[:, None, None], 0.0)
+        return (out, stats.masked_fill(none, -torch.inf)) if stats is not None else out
+
+    return ragged if call.varlen else dense
+
+
+def confirm_flash(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Call) -> str | None:
+    """What no version number tells: rows of 16 bytes, and whether this build writes the LSE that it returns.
+
+    Builds before sgl-kernel-xpu PR#330 return memory that nothing was written to, and those before PR#487 refuse it for
+    causal and windowed calls.  With all-zero inputs the LSE of a query is ln(number of keys that it sees).
+    """
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.data_ptr() % 16 or any(step % 8 for step, n in zip(t.stride()[:-1], t.shape) if n > 1):
+            return f"{name} has the strides {tuple(t.stride())}; sgl-kernel-xpu wants rows of 16 bytes: pass {name}.contiguous()"
+    if not call.lse:
+        return None
+    zeros = q.new_zeros(1, 3, 1, int(call.head_dim or 64))
+    probe = call.but(varlen=False, heads=1, kv_heads=1, batch=1, q_len=2, kv_len=3, layout="bshd", ring=1)
+    try:
+        stats = bind_flash(probe)(zeros[:, :2], zeros, zeros, None, None)[1]
+    except RuntimeError as e:
+        return f"this build of sgl-kernel-xpu gives no LSE here: {e}"
+    left, right = call.window or (-1, -1)
+    right = 0 if call.causal else right
+    seen = [[j for j in range(3) if (left < 0 or j >= i - left) and (right < 0 or j <= i + right)] for i in (1, 2)]
+    wanted = [math.log(len(keys)) for keys in seen]
+    if all(abs(float(got) - want) < 1e-3 for got, want in zip(stats.flatten().tolist(), wanted)):
+        return None
+    return f"this build of sgl-kernel-xpu returns a wrong LSE ({stats.flatten().tolist()}, not {wanted}): it needs PR#330 and PR#487"
