@@ -12,8 +12,8 @@ CASES = {
     "python": [sys.executable, "-c", "pass"],
     "import torch": [sys.executable, "-c", "import torch"],
     "import hal": [sys.executable, "-c", "import hal"],
-    "explain json": [sys.executable, "-m", "hal.cli", "explain", "--on", "h100", "--json"],
-    "explain table": [sys.executable, "-m", "hal.cli", "explain", "--on", "h100"],
+    "explain json": [sys.executable, "-m", "hal", "explain", "--on", "h100", "--json"],
+    "explain table": [sys.executable, "-m", "hal", "explain", "--on", "h100"],
 }
 
 

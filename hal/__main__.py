@@ -1,5 +1,6 @@
-"""``python -m hal`` is the ``hal`` command."""
+"""``python -m hal``."""
 
 from .cli import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -151,8 +151,10 @@ def examine_machine(out: Checkup, platform: Platform, catalog: Catalog, said: Ca
             detect.learn(n.package, p)
     if out.machine:
         out.machine = out.machine.with_packages(out.packages)
-    devices: list[Device | None] = list({d.arch: d for d in reversed(out.machine.devices)}.values()) if out.machine else [None]
-    for device in reversed(devices):
+    first: dict[str, Device] = {}
+    for d in out.machine.devices if out.machine else ():
+        first.setdefault(d.arch, d)
+    for device in first.values() or (None,):
         bed = _Bed(platform, device, out.machine, catalog, out.torch, found)
         mine = []
         arch = device.arch if device else ""

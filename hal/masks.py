@@ -34,21 +34,3 @@ def built_mask(
 def rows_without_keys(mask: Tensor) -> Tensor:
     """[.., Sq], True where a query may attend to nothing."""
     return ~mask.any(-1) if mask.dtype is torch.bool else (mask == -torch.inf).all(-1)
-
-
-def keyless(q_len: int, kv_len: int, causal: bool, window: tuple[int, int]) -> int:
-    """How many queries, the first ones, see no key: the diagonal is aligned at the bottom right."""
-    if not kv_len:
-        return q_len
-    right = 0 if causal else window[1]
-    return max(0, q_len - kv_len - right) if right >= 0 else 0
-
-
-def keyless_packed(cu_q: Tensor, cu_k: Tensor, tokens: int, causal: bool, window: tuple[int, int]) -> Tensor:
-    """[tokens], True where a packed query sees no key.  Does not wait for the device."""
-    sq, sk = cu_q.diff(), cu_k.diff()
-    right = 0 if causal else window[1]
-    empty = torch.where(sk == 0, sq, (sq - sk - right).clamp(min=0) if right >= 0 else 0)
-    place = torch.arange(tokens, device=cu_q.device)
-    sequence = torch.bucketize(place, cu_q[1:], right=True)
-    return place - cu_q[sequence] < empty[sequence]

@@ -61,7 +61,7 @@ FUSED = Kernel(
     "sdpa.fused",
     "hal.backends.torch_sdpa.kernels:fused",
     layout="bhsd",
-    honours=PLAIN - {"deterministic", "grad"} | MASKS | BUILT,
+    honours=PLAIN - {"deterministic"} | MASKS | BUILT,
     limits={"dtype": FLOATS, "contiguous": True},
     rules=(NOT_EMPTY,),
     title="what the vendor has registered with PyTorch",

@@ -1,4 +1,4 @@
-"""How people write NVIDIA's compute capabilities.  One spelling, ``sm90``; suffixes (90a, 120f) name builds, not chips."""
+"""How people write NVIDIA's compute capabilities: ``sm90``.  Suffixes (90a, 120f) name builds, not chips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is an NVIDIA GPU here, and may PyTorch use it?  Told by files and metadata; devices are read when they are asked for."""
+"""Is an NVIDIA GPU here, and may PyTorch use it?  By files and metadata; devices are read when they are asked for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def detect(platform: CUDA, host: Host) -> Detection:
     text = host.env.get(VARIABLE)
     visible = visible_devices(text)
     if visible == ():
-        return told("hidden", *seen, f"{VARIABLE}={text!r} hides every device", fix=f"unset {VARIABLE}, or name devices in it")
+        fix = f"unset {VARIABLE}, or name devices in it"
+        return told("hidden", *seen, f"{VARIABLE}={text!r} hides every device", fix=fix)
     if visible:
         seen.append(f"{VARIABLE} shows {', '.join(map(str, visible))}")
     version = driver(host)
@@ -44,7 +45,8 @@ def detect(platform: CUDA, host: Host) -> Detection:
     if version and int(version.split(".")[0]) < oldest:
         if not any(host.glob(pattern) for pattern in COMPAT):
             why = f"driver {version} is too old for CUDA {cuda}: it needs {oldest} or newer"
-            return told("unusable", *seen, why, fix=f"upgrade the driver to {oldest} or newer, or install PyTorch for an older CUDA")
+            fix = f"upgrade the driver to {oldest} or newer, or install PyTorch for an older CUDA"
+            return told("unusable", *seen, why, fix=fix)
         seen.append(f"driver {version} is older than CUDA {cuda} needs; CUDA's compatibility libraries are here")
     return told("present", *seen)
 
@@ -71,7 +73,8 @@ def torch_words(host: Host) -> str:
     build = host.torch_build
     if not build:
         return "torch is not installed"
-    kinds = [f"{name} {build[key]}" for key, name in (("cuda", "CUDA"), ("hip", "ROCm"), ("xpu", "XPU")) if build.get(key)]
+    names = (("cuda", "CUDA"), ("hip", "ROCm"), ("xpu", "XPU"))
+    kinds = [f"{name} {build[key]}" for key, name in names if build.get(key)]
     return f"torch {build['version']} is built for {', '.join(kinds) or 'no NVIDIA, AMD or Intel GPU'}"
 
 

@@ -20,7 +20,6 @@ XPU_FLASH = Kernel(
     honours={"causal", "window", "scale", "gqa", "rectangular", "varlen", "lse"},
     limits={"dtype": HALF, "head_dim": {64, 96, 128, 192, 256}, "v_head_dim": Same("head_dim"), "contiguous": True},
     rules=(
-        Rule("empty", require={"empty": False}, note="sgl-kernel-xpu has no launch for calls without tokens"),
         Rule("decode.gqa", {"q_len": 1}, {"gqa": False},
              note="its single-query kernel takes 16 query heads per key head at most"),
     ),
@@ -53,49 +52,12 @@ TORCH_FLASH = Kernel(
 
 
 def bind_flash(call: Call) -> Run:
-    """It knows packed sequences only, so a dense call is packed: a view, lengths made on the device."""
-    import torch
+    """It knows packed sequences only; its LSE is (H, T), of a dense call (H, B * Sq)."""
     from sgl_kernel.flash_attn import flash_attn_varlen_func
 
-    from hal.fittings import Varlen
-    from hal.masks import keyless, keyless_packed
+    from hal.backends.fa.kernels import flash
 
-    lse, causal, window = bool(call.lse), bool(call.causal), call.window or (-1, -1)
-    scale = None if call.scale == "default" else call.scale
-
-    def packed(q: Tensor, k: Tensor, v: Tensor, at: Varlen) -> tuple[Tensor, Tensor | None]:
-        out = flash_attn_varlen_func(
-            q=q, k=k, v=v, cu_seqlens_q=at.cu_q, cu_seqlens_k=at.cu_k, max_seqlen_q=at.max_q, max_seqlen_k=at.max_k,
-            softmax_scale=scale, causal=causal, window_size=window, return_softmax_lse=lse,
-        )  # fmt: skip
-        if not isinstance(out, tuple):
-            return out, None
-        return out[0], out[1] if lse else None
-
-    def dense(q: Tensor, k: Tensor, v: Tensor, mask: Any, varlen: Any) -> Any:
-        b, sq, sk = q.shape[0], q.shape[1], k.shape[1]
-        cu_q = torch.arange(0, (b + 1) * sq, sq, dtype=torch.int32, device=q.device)
-        cu_k = torch.arange(0, (b + 1) * sk, sk, dtype=torch.int32, device=q.device)
-        out, stats = packed(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), Varlen(cu_q, cu_k, sq, sk))
-        out = out.unflatten(0, (b, sq))
-        none = keyless(sq, sk, causal, window)
-        if none:
-            out[:, :none] = 0.0
-        if not lse:
-            return out
-        assert stats is not None
-        stats = stats.unflatten(1, (b, sq)).transpose(0, 1)  # (H, B * Sq) -> [B, H, Sq]
-        if none:
-            stats[:, :, :none] = -torch.inf
-        return out, stats
-
-    def ragged(q: Tensor, k: Tensor, v: Tensor, mask: Any, varlen: Varlen) -> Any:
-        out, stats = packed(q, k, v, varlen)
-        none = keyless_packed(varlen.cu_q, varlen.cu_k, q.shape[0], causal, window)
-        out = out.masked_fill(none[:, None, None], 0.0)
-        return (out, stats.masked_fill(none, -torch.inf)) if stats is not None else out
-
-    return ragged if call.varlen else dense
+    return flash(call, None, flash_attn_varlen_func, return_softmax_lse=bool(call.lse))
 
 
 def confirm_flash(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Call) -> str | None:

@@ -47,11 +47,15 @@ def hal(monkeypatch: pytest.MonkeyPatch) -> Hal:
     return run
 
 
-def new_process(*args: str, env: dict[str, str] | None = None, code: str = "", isolated: bool = False) -> Ran:
-    """``python -m hal args`` (or ``code``) in a process of its own; ``isolated``: only what PYTHONPATH names is there."""
-    environment = {k: x for k, x in os.environ.items() if k not in ("HAL_IGNORE_PLUGIN", "HAL_PLATFORM", "FORCE_COLOR")}
-    environment.update(env or {})
-    what = ["-c", code] if code else ["-m", "hal"]
-    command = [sys.executable, *(["-S"] if isolated else []), *what, *args]
-    p = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd="/")
-    return Ran(p.returncode, p.stdout, p.stderr)
+@pytest.fixture
+def process() -> Hal:
+    """``python -m hal args`` (or ``python -c code args``) in a process of its own, away from the repository."""
+
+    def run(*args: str, code: str = "", options: tuple[str, ...] = (), **env: str) -> Ran:
+        dropped = ("HAL_IGNORE_PLUGIN", "HAL_PLATFORM", "FORCE_COLOR")
+        environment = {**{k: x for k, x in os.environ.items() if k not in dropped}, **env}
+        command = [sys.executable, *options, *(["-c", code] if code else ["-m", "hal"]), *args]
+        p = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd="/")
+        return Ran(p.returncode, p.stdout, p.stderr)
+
+    return run

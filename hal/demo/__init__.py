@@ -1,0 +1,1 @@
+"""The main job on a fresh machine: ``python -m hal.demo``."""

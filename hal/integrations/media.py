@@ -1,0 +1,90 @@
+"""Pictures and videos to files.  A file is written beside its place and moved there whole, or not at all."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import AttachError
+
+SUFFIXES = (".png", ".gif", ".mp4")
+
+
+def writable(out: str | os.PathLike[str]) -> Path:
+    """``out`` as a path that :func:`save` can write, checked before anything expensive runs.  Raises AttachError."""
+    path = Path(out)
+    if path.suffix.lower() not in SUFFIXES:
+        raise AttachError(f"cannot write {str(path)!r}: a file ends in one of {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise AttachError(f"cannot write {str(path)!r}: it is a folder; name a file")
+    if not path.parent.is_dir():
+        raise AttachError(f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it")
+    if not os.access(path.parent, os.W_OK):
+        raise AttachError(f"cannot write {str(path)!r}: no permission to write in {str(path.parent)!r}")
+    if find_spec("PIL") is None:
+        raise AttachError("pictures are written by Pillow, which is not installed; pip install pillow")
+    if path.suffix.lower() == ".mp4" and find_spec("imageio_ffmpeg") is None:
+        raise AttachError(
+            "MP4 is written by imageio-ffmpeg, which is not installed; "
+            "pip install imageio-ffmpeg, or name a .gif or .png file"
+        )
+    return path
+
+
+def save(frames: Sequence[Any], path: Path, fps: int = 16) -> None:
+    """Write Pillow images of one size: PNG (several images make a contact sheet), GIF or MP4, by ``path``'s suffix."""
+    suffix = path.suffix.lower()
+    part = path.with_name(f".{path.stem}.{os.getpid()}.part{suffix}")
+    images = [image.convert("RGB") for image in frames]
+    try:
+        if suffix == ".png":
+            sheet(images).save(part, "PNG")
+        elif suffix == ".gif":
+            images[0].save(part, "GIF", save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0)
+        else:
+            _mp4(images, part, fps)
+        os.replace(part, path)
+    except OSError as e:
+        raise AttachError(f"cannot write {str(path)!r}: {e}") from e
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def sheet(images: Sequence[Any], gap: int = 2) -> Any:
+    """The images side by side in rows, as square as they go; a single image is itself."""
+    from PIL import Image
+
+    if len(images) == 1:
+        return images[0]
+    width, height = images[0].size
+    columns = math.ceil(math.sqrt(len(images) * height / width))
+    rows = math.ceil(len(images) / columns)
+    whole = Image.new("RGB", (columns * (width + gap) - gap, rows * (height + gap) - gap), "white")
+    for number, image in enumerate(images):
+        row, column = divmod(number, columns)
+        whole.paste(image, (column * (width + gap), row * (height + gap)))
+    return whole
+
+
+def _mp4(images: Sequence[Any], path: Path, fps: int) -> None:
+    import imageio_ffmpeg
+
+    # Players want even sides (4:2:0 chroma): cut the odd last row or column.
+    width, height = (side - side % 2 for side in images[0].size)
+    if not width or not height:
+        raise AttachError(f"cannot write {str(path)!r}: an MP4 frame needs at least 2 x 2 pixels")
+    writer = imageio_ffmpeg.write_frames(
+        str(path), (width, height), fps=fps, codec="libx264", quality=8, macro_block_size=1, ffmpeg_log_level="error"
+    )
+    try:
+        writer.send(None)
+        for image in images:
+            writer.send(image.crop((0, 0, width, height)).tobytes())
+    finally:
+        writer.close()

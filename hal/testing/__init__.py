@@ -1,0 +1,1 @@
+"""What authors of platforms and backends test with."""

@@ -1,0 +1,120 @@
+"""hal explain: what --on, --with, --call and the requests mean, and the JSON that comes out."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from hal import plugins, schemas
+
+SCHEMA = schemas.explanation()
+KEYS = ["platform", "device", "backend", "kernel", "quality", "source", "fittings", "warnings", "candidates", "advice", "error"]
+PRESETS = sorted(plugins.catalog().presets)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_explains_a_typical_call_by_the_published_schema(hal, preset):
+    ran = hal("explain", "--on", preset, "--json")
+    assert ran.code == 0
+    jsonschema.validate(ran.json, SCHEMA)
+    assert ran.json["backend"]
+    assert ran.json["error"] is None
+    assert [c for c in ran.json["candidates"] if c["accepted"]]
+
+
+CALLS = ["head_dim=?", "mask=bool,dtype=fp32", "causal=true,kv_len=77", "varlen=true", "ring=2", "grad=true,kv_heads=8,dropout=0.1"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("preset", PRESETS[::4])
+def test_any_call_explains_by_the_published_schema(hal, preset, call):
+    ran = hal("explain", "--on", preset, "--call", call, "--json")
+    jsonschema.validate(ran.json, SCHEMA)
+    assert ran.code == (0 if ran.json["backend"] else 2)
+
+
+def test_the_json_has_the_agreed_keys(hal):
+    found = hal("explain", "--on", "x86", "--call", "v_head_dim=64", "--json").json
+    assert set(KEYS) <= set(found)
+    assert found["device"]["arch"] == "x86-64-v3"
+    refused = next(c for c in found["candidates"] if not c["accepted"] and c["kernel"])
+    assert {"backend", "kernel", "accepted", "reasons"} <= set(refused)
+    assert {"id", "observed", "allowed", "message", "fix", "citation"} <= set(refused["reasons"][0])
+
+
+def test_what_is_left_open_is_typical_and_said(hal):
+    found = hal("explain", "--on", "x86", "--call", "head-dim=64", "--call", "q_len=77", "--json").json
+    assert {k: found["call"][k] for k in ("dtype", "head_dim", "heads", "batch", "q_len")} == {
+        "dtype": "bfloat16", "head_dim": 64, "heads": 24, "batch": 1, "q_len": 77,
+    }  # fmt: skip
+    assert found["assumed"] == ["dtype", "heads", "batch"]
+    assert "assumed: dtype, heads, batch" in hal("explain", "--on", "x86", "--call", "head_dim=64,q_len=77").out
+
+
+def test_a_device_without_bfloat16_is_asked_for_float32(hal, tmp_path):
+    facts = {"platform": "cpu", "devices": [{"arch": "armv8", "dtypes": ["float32", "float16"]}]}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(facts))
+    assert hal("explain", "--on", str(path), "--json").json["call"]["dtype"] == "float32"
+
+
+def test_a_refused_request_prints_its_json_and_exits_with_2(hal):
+    ran = hal("explain", "--on", "x86", "--backend", "torch_cudnn_sdpa", "--json")
+    assert ran.code == 2
+    jsonschema.validate(ran.json, SCHEMA)
+    assert ran.json["backend"] is None
+    assert "--backend torch_cudnn_sdpa" in ran.json["error"]
+    assert "torch_sdpa" in " ".join(ran.json["advice"])
+
+
+def test_a_refused_request_is_said_to_people(hal):
+    ran = hal("explain", "--on", "x86", "--backend", "cudnn")
+    assert ran.code == 2
+    assert "refused" in ran.out
+    assert "cudnn" in ran.out
+
+
+def test_a_request_names_who_asked(hal):
+    found = hal("explain", "--on", "x86", "--kernel", "sdpa.math", "--json").json
+    assert (found["backend"], found["kernel"], found["source"]) == ("torch_sdpa", "sdpa.math", "--kernel sdpa.math")
+
+
+def test_waive_lets_a_request_pass_a_budget(hal):
+    asked = ("explain", "--on", "x86", "--kernel", "sdpa.math", "--call", "q_len=65536", "--json")
+    assert hal(*asked).code == 2
+    assert hal(*asked, "--waive", "memory.math").code == 0
+
+
+def test_facts_of_another_machine_are_explained_here(hal, tmp_path):
+    """Field case A34: facts of the worker, decided elsewhere."""
+    path = tmp_path / "worker.json"
+    path.write_text(hal("facts", "--on", "arm", "--json").out)
+    ran = hal("explain", "--on", str(path), "--json")
+    assert ran.json["device"]["arch"] == "armv8.2"
+    assert ran.json["origin"] == f"file {path}"
+
+
+def test_this_machine_is_explained_without_on(process):
+    found = process("explain", "--json", HAL_PLATFORM="cpu").json
+    assert (found["platform"], found["origin"], found["backend"]) == ("cpu", "detected", "torch_sdpa")
+
+
+def test_tree(hal):
+    ran = hal("explain", "--on", "x86", "--tree")
+    assert "torch_sdpa by sdpa.cpu" in ran.out
+    assert "candidates" in ran.out
+
+
+def test_the_schema_is_published(hal):
+    found = hal("explain", "--schema").json
+    jsonschema.Draft202012Validator.check_schema(found)
+    assert found == SCHEMA
+
+
+def test_people_see_choice_candidates_and_advice(hal):
+    out = hal("explain", "--on", "x86", "--call", "v_head_dim=64").out
+    assert "torch_sdpa by sdpa.math" in out
+    assert "chosen" in out
+    assert "v_head_dim is 64; allowed: the same as head_dim" in out
