@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -71,11 +72,11 @@ class Kernel:
     name: str
     bind: Callable[..., Callable[..., Any]] | str
     layout: str = "bshd"
-    honours: frozenset[str] = frozenset()
+    honours: AbstractSet[str] = frozenset()
     limits: Limits = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     needs: tuple[Needs, ...] = ()
-    fittings: frozenset[str] = FITTINGS
+    fittings: AbstractSet[str] = FITTINGS
     confirm: Callable[..., str | None] | str | None = None
     title: str = ""
 

@@ -14,6 +14,7 @@ from .facts import CALL_FACTS, Machine
 from .facts.flat import MACHINE_FACTS
 from .facts.packages import package_key
 from .platform import Platform, Prefer, Row
+from .plugins import Problem
 from .rules import VERSION_FACTS, Reason, Rule, Test, check, compiled, limit_of
 
 
@@ -25,20 +26,6 @@ class KnownBad:
     kernels: frozenset[str]
     owner: str  # platform cuda, backend fa
     platform: str = ""  # the platform that it is about; empty: any
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A plug-in that could not be loaded."""
-
-    group: str
-    name: str
-    distribution: str
-    error: BaseException
-
-    def __str__(self) -> str:
-        return f"{self.group.removeprefix('hal.').rstrip('s')} {self.name!r} of the distribution {self.distribution!r} failed: " \
-               f"{type(self.error).__name__}: {self.error}"  # fmt: skip
 
 
 class Line:
@@ -55,6 +42,10 @@ class Line:
         self.warnings = tuple(r for r in rules if r.effect == "warn")
         self.honours = kernel.honours - frozenset(row.lacks)
         self.needs = kernel.needs
+
+    def lacks_package(self, packages: Any) -> bool:
+        """Whether a package that the kernel needs is not there: no call can be served then."""
+        return any(n.package not in packages or not packages[n.package].available for n in self.needs)
 
     def reasons(self, facts: dict[str, Any], features: Any, packages: Any, waive: frozenset[str]) -> list[Reason]:
         """Every reason against this line; none: supported."""

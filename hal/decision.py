@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from .advice import advice, fix
 from .backend import Backend, Kernel
 from .catalog import Catalog, Line
 from .errors import NoKernelError
 from .facts import Call, Machine, facts_of, features_of
-from .fittings import FITTINGS, Fitting, Run, next_allowed, transposed
+from .fittings import Fitting, Run, transposed
 from .policy import AUTOMATIC, Policy, Request
-from .rules import Reason, Verdict, show
+from .rules import Reason, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Candidate:
             "accepted": chosen or self.verdict is True,
             "verdict": {True: "yes", False: "no", None: "depends"}[self.verdict],
             "fittings": [f.name for f, _ in self.fittings],
-            "reasons": [r.to_json() for r in self.reasons],
+            "reasons": [r.to_json() | {"fix": fix(r) or None} for r in self.reasons],
         }
 
 
@@ -60,7 +60,6 @@ class Decision:
     chosen: Candidate | None = None
     source: str = "automatic"
     request: Request | None = None  # the request that decided, where one did
-    examine: Callable[[Line], Candidate] = field(default=lambda line: Candidate(line.backend, line), repr=False)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -69,6 +68,10 @@ class Decision:
     @cached_property
     def features(self) -> list[tuple[str, Verdict]]:
         return features_of(self.facts)
+
+    def lines(self, backend: str) -> tuple[Line, ...]:
+        """The rows of a backend on this decision's platform."""
+        return self.catalog.lines(self.machine.platform, backend, self.facts["arch"])
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -96,7 +99,7 @@ class Decision:
         """What the user should know of the chosen kernel: soft reasons, open conditions, warnings of its rules."""
         if not self.chosen or not self.chosen.line:
             return ()
-        out = [f"{r.id}: {r.message}" + (f"; {r.fix}" if r.fix else "") for r in self.chosen.reasons]
+        out = [f"{r.id}: {r.message}" + (f"; {fix(r)}" if fix(r) else "") for r in self.chosen.reasons]
         noted: list[Reason] = []
         facts = {**self.facts, **{k: x for _, change in self.chosen.fittings for k, x in change.items()}}
         for rule in self.chosen.line.warnings:
@@ -117,61 +120,26 @@ class Decision:
         device = self.machine.device(self.call.device)
         where = f"{self.machine.platform} {device.arch}" + (f" ({device.name})" if device.name else "")
         if self.request:
-            mine = [c for c in self.candidates if self._asked(c)]
+            mine = [c for c in self.candidates if self.asks_for(c)]
             text = f"attention backend {str(self.request)!r}, asked for by {self.request.source}, cannot serve this call on {where}"
         else:
             mine, text = list(self.candidates), f"no attention kernel can serve this call on {where}"
         lines = [f"{text}.", f"  call: {self.call or 'plain'}"]
         for c in mine:
             lines.append(f"  {c}:")
-            lines += [f"    {r.id}: {r.message}" + (f"; fix: {r.fix}" if r.fix else "") for r in c.reasons]
+            lines += [f"    {r.id}: {r.message}" + (f"; fix: {fix(r)}" if fix(r) else "") for r in c.reasons]
         lines += [f"  advice: {a}" for a in self.advice]
         return "\n".join(lines)
 
-    def _asked(self, c: Candidate) -> bool:
+    def asks_for(self, c: Candidate) -> bool:
+        """Whether the candidate is of the backend and kernel that were asked for."""
         r = self.request
         return r is None or (r.backend in ("", c.backend.name) and r.kernel in ("", c.kernel.name if c.kernel else ""))
-
-    # ---- advice
 
     @cached_property
     def advice(self) -> tuple[str, ...]:
         """The one change, which hal may not make by itself, that would bring what was asked for or something better."""
-        order = [p.backend for p, _ in self.catalog.order(self.machine.platform)]
-        out: list[str] = []
-        for c in self.candidates:
-            if self.chosen and c.line is self.chosen.line:
-                break  # what comes later in the order is no better
-            better = self._asked(c) if self.request else c.backend.name in order
-            if better and c.verdict is False and c.kernel:
-                out += [f"{a} would allow {c}" for a in self._mend(c)]
-        if self.request and not self.chosen:
-            fallback = self.catalog.backends[self.request.backend].fallback if self.request.backend else None
-            if fallback:
-                out.append(f"{self.request.backend} declares {fallback} as its fallback; ask for {fallback} to use it")
-        return tuple(dict.fromkeys(out))
-
-    def _mend(self, c: Candidate) -> Iterator[str]:
-        failed = [r for r in c.reasons if r.verdict is False]
-        if len({r.fact for r in failed}) != 1:
-            return
-        r = failed[0]
-        if r.waiver:
-            yield f"waiving {r.waiver} (--waive {r.waiver})"
-        elif r.id in FITTINGS["pad_head_dim"].mends and c.kernel and "pad_head_dim" in c.kernel.fittings:
-            n = next_allowed(r.allowed, r.observed)
-            if n and "head_dim" in r.fact:
-                yield f"padding head_dim {r.observed} to {n} (--fit pad_head_dim)"
-        elif r.id == "dtype":
-            yield f"casting q, k and v to {show(r.allowed)}"
-        elif r.id == "package.absent":
-            yield f"installing {r.fact.removeprefix('pkg.')} ({r.fix})" if r.fix else f"installing {r.fact.removeprefix('pkg.')}"
-        elif r.id.startswith("package."):
-            yield f"replacing {r.fact.removeprefix('pkg.')} {show(r.observed)}: {r.fix or show(r.allowed)}"
-        elif r.fix:
-            yield f"{r.fix[0].lower()}{r.fix[1:]}:"
-        elif r.fact.startswith("env.") or r.fact in ("torch", "cudnn", "driver", "triton", "runtime"):
-            yield f"{r.fact.removeprefix('env.')} {show(r.allowed)}"
+        return advice(self)
 
     # ---- telling
 

@@ -10,6 +10,9 @@ from .platform import TIERS, Platform
 from .rules import OneOf, plain, show
 
 
+_BY_SIZE = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+
+
 class Entry(NamedTuple):
     """A row of a platform, joined with its kernel.  ``None``: without limit."""
 
@@ -59,7 +62,7 @@ def _entry(platform: Platform, line: Line) -> Entry:
         row.tier,
         line.backend.quality,
         None if row.on is None else tuple(sorted(row.on, key=_natural)),
-        tuple(sorted(dtypes, key=_natural)),
+        tuple(sorted(dtypes, key=_BY_SIZE.index)),
         _both(kernel.limits.get("head_dim"), row.limits.get("head_dim")),
         tuple(sorted(line.honours)),
         tuple(packages),
@@ -76,19 +79,34 @@ def _allowed(x: str, *limits: Any) -> bool:
 def _both(a: Any, b: Any) -> str | None:
     """Two limits of one fact as a text; sets and ranges are intersected."""
     limits = [x for x in (a, b) if x is not None]
-    if len(limits) == 2:
-        sets = [_members(x) for x in limits]
-        if None not in sets:
-            return show(frozenset.intersection(*sets))  # type: ignore[arg-type]
-        if sets[1] is not None:
-            return show(limits[1])  # a row only narrows
+    sets = [m for m in map(_members, limits) if m is not None]
+    if limits and len(sets) == len(limits):
+        return _compact(frozenset.intersection(*sets))
+    if len(limits) == 2 and _members(b) is not None:
+        return _both(None, b)  # a row only narrows
     return " and ".join(map(show, limits)) or None
 
 
-def _members(limit: Any) -> frozenset[Any] | None:
+def _compact(numbers: frozenset[int]) -> str:
+    """8, 16, … 128, 192 as "8..128 by 8, 192"."""
+    out: list[str] = []
+    rest = sorted(numbers)
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 else 1
+        n = next((i for i in range(1, len(rest)) if rest[i] - rest[i - 1] != step), len(rest))
+        if n > 3:
+            out.append(f"{rest[0]}..{rest[n - 1]}" + (f" by {step}" if step > 1 else ""))
+        else:
+            n = 1
+            out.append(str(rest[0]))
+        rest = rest[n:]
+    return ", ".join(out)
+
+
+def _members(limit: Any) -> frozenset[int] | None:
     if isinstance(limit, (set, frozenset, range)):
         return frozenset(limit)
-    if isinstance(limit, (int, str)):
+    if isinstance(limit, int):
         return frozenset({limit})
     if isinstance(limit, OneOf):
         parts = [_members(x) for x in limit.limits]

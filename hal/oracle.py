@@ -47,9 +47,11 @@ def attention(
         if attn_mask.ndim == 2 and attn_mask.dtype is torch.bool and attn_mask.shape == (q.shape[0], sk) and sq != q.shape[0]:
             attn_mask = attn_mask[:, None, None]
         scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype is torch.bool else scores + attn_mask.double()
-    lse = scores.logsumexp(-1) if sk else scores.new_full(scores.shape[:-1], -torch.inf)
-    weights = (scores - lse[..., None]).exp().nan_to_num(0.0)  # -inf - -inf: a row without keys
-    out = weights @ v
+    none = (scores == -torch.inf).all(-1)  # rows without keys; set aside, so that the gradient is a number too
+    scores = scores.masked_fill(none[..., None], 0.0)
+    lse = scores.logsumexp(-1) if sk else scores.new_zeros(scores.shape[:-1])
+    out = (scores - lse[..., None]).exp().masked_fill(none[..., None], 0.0) @ v
+    lse = lse.masked_fill(none, -torch.inf)
     return (out.transpose(1, 2) if layout == "bshd" else out), lse
 
 

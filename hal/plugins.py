@@ -9,15 +9,30 @@ import os
 import sys
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .backend import Backend
-from .catalog import Catalog, Problem
 from .errors import PluginError
 from .platform import Platform
 
+if TYPE_CHECKING:
+    from .catalog import Catalog
+
 PLATFORMS, BACKENDS = "hal.platforms", "hal.backends"
 OURS = "attention-hal"
+
+
+class Problem(NamedTuple):
+    """A plug-in that could not be loaded."""
+
+    group: str
+    name: str
+    distribution: str
+    error: BaseException
+
+    def __str__(self) -> str:
+        kind = self.group.removeprefix("hal.").rstrip("s")
+        said = f"{type(self.error).__name__}: {self.error}"
+        return f"{kind} {self.name!r} of the distribution {self.distribution!r} failed: {said}"
 
 
 class EntryPoint(NamedTuple):
@@ -124,6 +139,9 @@ def platforms(ignore: frozenset[str] = frozenset()) -> tuple[dict[str, Platform]
 @lru_cache(8)
 def catalog(ignore: frozenset[str] = frozenset()) -> Catalog:
     """The Catalog of everything installed, without the plug-ins (names or distributions) in ``ignore``."""
+    from .backend import Backend
+    from .catalog import Catalog
+
     found, problems = platforms(ignore)
     backends, more = load(BACKENDS, Backend, ignore)
     return Catalog(found, backends, (*problems, *more))

@@ -35,7 +35,8 @@ def look(needs: Needs) -> Package:
     if place == "loaded":
         return Package("found", version or getattr(sys.modules[top], "__version__", None))
     if version is None:
-        others = [d for d in _owners().get(top, ()) if not needs.answers_to(d)]
+        # By the distributions' names alone: PyPI's aiter has the module name of amd-aiter, and is another project.
+        others = [d for d in _owners().get(top, ()) if d not in {needs.package, *map(package_key, needs.names)}]
         if place is None:
             return Package("absent")
         if others and place == "package":
@@ -112,6 +113,9 @@ def _place(module: str) -> str | None:
         name = f"{name}.{part}" if name else part
         try:
             spec = PathFinder.find_spec(name, path)
+        except KeyError:  # a namespace inside a parent that is not imported
+            place, path = "namespace", [d for d in (os.path.join(p, part) for p in path) if os.path.isdir(d)]
+            continue
         except (ImportError, ValueError):
             return None
         if spec is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .advice import fix
 from .rules import show
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def details(d: Decision) -> list[str]:
 def reasons(c: Candidate) -> list[str]:
     out = []
     for r in c.reasons:
-        more = "".join(f"; {word}: {x}" for word, x in (("fix", r.fix), ("see", r.citation)) if x)
+        more = "".join(f"; {word}: {x}" for word, x in (("fix", fix(r)), ("see", r.citation)) if x)
         out.append(f"{r.id}: {r.message}{more}")
     return out
 

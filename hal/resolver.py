@@ -22,7 +22,6 @@ def resolve(call: Call, machine: Machine, catalog: Catalog, policy: Policy = AUT
     """
     catalog.platform(machine.platform)
     decision = Decision(call, machine, catalog, policy)
-    decision.examine = lambda line: examine(line, decision)
     for request in policy.requests:
         if request.mode == "forbid":
             continue
@@ -55,7 +54,10 @@ def _automatic(decision: Decision) -> Candidate | None:
         check(when, decision.facts, missed)
         if missed or backend.quality != "exact":
             continue
-        for c in candidates(decision, prefer.backend):
+        for line in decision.lines(prefer.backend):
+            if line.lacks_package(decision.machine.packages):
+                continue  # most rows, most of the time; the trace tells it with every other reason
+            c = examine(line, decision)
             if c.verdict is True:
                 return c
             if last is None and all(r.soft for r in c.reasons):
@@ -67,7 +69,7 @@ def candidates(decision: Decision, backend: str = "", kernel: str = "") -> Itera
     """Every row of a backend (or of all) examined, the better kernel first."""
     catalog, platform = decision.catalog, decision.machine.platform
     for name in [backend] if backend else catalog.backends_in_order(platform):
-        lines = catalog.lines(platform, name, decision.facts["arch"])
+        lines = decision.lines(name)
         for line in lines:
             if not kernel or line.kernel.name == kernel:
                 yield examine(line, decision)

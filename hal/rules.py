@@ -226,17 +226,17 @@ def _meets(limit: Any) -> Callable[[Any, Facts], Verdict]:
     if isinstance(limit, Spec):
         return limit.meets
     if isinstance(limit, (set, frozenset, range)):
-        return lambda x, facts: x in limit
+        return lambda x, facts, allowed=limit.__contains__: allowed(x)
     return lambda x, facts: bool(x == limit)
 
 
-def check(tests: tuple[Test, ...], facts: Facts, out: list[Reason], fixes: Mapping[str, str] | None = None) -> None:
+def check(tests: tuple[Test, ...], facts: Facts, out: list[Reason]) -> None:
     """Append a reason for every limit that the facts break or leave open.  Supported means: nothing was appended."""
     for fact, limit, meets in tests:
         x = facts.get(fact)
         v = None if x is None else False if x is ABSENT else meets(x, facts)
         if v is not True:
-            out.append(Reason(fact, fact, x, limit, v, (fixes or {}).get(fact, "")))
+            out.append(Reason(fact, fact, x, limit, v))
 
 
 class Rule:

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from . import context, detect, plugins
 from .context import current
 from .decision import Decision
-from .errors import GuardError, SimulationError
+from .errors import CallError, GuardError, SimulationError
 from .facts import Call
 from .fittings import Run, Varlen
 from .policy import Policy, Request
@@ -85,8 +85,8 @@ def attention(
     - ``enable_gqa``: Hk may divide H; query head h uses key head h // (H / Hk).
     - ``role``: self or cross, a matter of policy.  ``backend``: a backend's name, required for this call.
 
-    Returns [B, Sq, H, Dv] in the caller's layout and dtype; with ``return_lse`` also the natural-log LSE, float32
-    [B, H, Sq].  A row without keys gives 0 and -inf.  Inputs are not changed.
+    Returns [B, Sq, H, Dv] in the caller's layout and dtype; with ``return_lse`` also the natural-log LSE,
+    [B, H, Sq] in float32 (float64 for float64 inputs).  A row without keys gives 0 and -inf.  Inputs are not changed.
     Raises CallError, PolicyError or NoKernelError before anything has run.
     """
     if is_compiling() and context.generation >= 0:  # reading it makes torch.compile trace again when the policy changes
@@ -104,7 +104,10 @@ def attention(
         key += (q.stride(), k.stride(), v.stride())
     if attn_mask is not None:
         key += (attn_mask.shape, attn_mask.dtype, attn_mask.stride(), attn_mask.requires_grad)
-    entry = _entries.get(key)
+    try:
+        entry = _entries.get(key)
+    except TypeError:
+        raise _unhashable(scale=scale, dropout_p=dropout_p, window=window, layout=layout, role=role, backend=backend) from None
     if entry is None:
         entry = _decided(key, q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend)
     entry.runs += 1
@@ -133,7 +136,7 @@ def attention_varlen(
 
     ``cu_seqlens_*``: int32 [sequences + 1], rising from 0 to Tq and Tk; those of k are those of q where not given.
     ``max_seqlen_*``: the longest sequence; read from ``cu_seqlens`` where not given, which waits for the device.
-    Returns [Tq, H, Dv], and with ``return_lse`` the LSE, float32 [H, Tq].  All else as ``hal.attention``.
+    Returns [Tq, H, Dv], and with ``return_lse`` the LSE [H, Tq].  All else as ``hal.attention``.
     """
     cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     max_q = _longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
@@ -144,7 +147,10 @@ def attention_varlen(
         cu_seqlens_q.shape, cu_k.shape, cu_seqlens_q.dtype, cu_k.dtype, max_q, max_k,
         is_causal, scale, dropout_p, enable_gqa, window, return_lse, role, backend, current.get(),
     )  # fmt: skip
-    entry = _entries.get(key)
+    try:
+        entry = _entries.get(key)
+    except TypeError:
+        raise _unhashable(scale=scale, dropout_p=dropout_p, window=window, role=role, backend=backend) from None
     if entry is None:
         call = varlen_call_of(q, k, v, cu_seqlens_q, cu_k, max_q, max_k, is_causal, scale, dropout_p, enable_gqa, window, return_lse, role)
         decision = decide(call, q.device.type, backend, (q, k, v, None))
@@ -155,6 +161,11 @@ def attention_varlen(
 
 def _longest(cu: Tensor) -> int:
     return int(cu.diff().max()) if cu.numel() > 1 else 0
+
+
+def _unhashable(**arguments: Any) -> CallError:
+    name, x = next(((n, x) for n, x in arguments.items() if x.__hash__ is None), ("an argument", "unhashable"))
+    return CallError(f"{name} is {x!r}; write plain values: a number, a text or a tuple")
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Decision:

@@ -46,6 +46,8 @@ def call_of(
     if not compiling and k.shape[s] != v.shape[s]:
         raise CallError(f"k has {k.shape[s]} tokens and v {v.shape[s]}; they must be equal (layout {layout})")
     common = _common(q, k, v, h, gqa, causal, scale, dropout, window, lse, role, compiling)
+    if mask is not None and mask.device != q.device:
+        raise CallError(f"attn_mask is on {mask.device} and q on {q.device}; move it there")
     kind, shape = mask_class(mask, q.shape[0], q.shape[h], q.shape[s], k.shape[s], q.dtype)
     return Call(
         **common,
@@ -122,9 +124,11 @@ def _common(
         raise CallError(unknown("role", role, ("self", "cross")))
     # head_dim and heads are a model's constants: torch.compile specialises on them, and lengths stay symbols.
     d = int(q.shape[-1])
+    if not d:
+        raise CallError("q has head_dim 0; allowed: 1 or more")
     if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
         raise CallError(f"scale is {scale!r}; allowed: a finite number, or None for head_dim ** -0.5")
-    default = scale is None or (d > 0 and scale == d**-0.5)
+    default = scale is None or scale == d**-0.5
     return {
         "dtype": DTYPE_NAMES[q.dtype],
         "head_dim": d,
@@ -155,8 +159,8 @@ def window_of(window: Any) -> tuple[int, int]:
     """(left, right) in tokens; None is unlimited, one number means both sides."""
     if window is None:
         return -1, -1
-    both = (window, window) if isinstance(window, int) else tuple(window)
-    if len(both) != 2 or any(not isinstance(n, int) or n < -1 for n in both):
+    both = window if isinstance(window, tuple) else (window, window)
+    if len(both) != 2 or any(type(n) is not int or n < -1 for n in both):
         raise CallError(f"window is {window!r}; allowed: a number of tokens, or (left, right) with -1 for unlimited")
     return both[0], both[1]
 

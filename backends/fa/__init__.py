@@ -72,11 +72,11 @@ FA3 = Kernel(
              note="flash_attn_3 registers its kernels with PyTorch from 3.0.0 on, not in 3.0.0b1",
              fix="build hopper/ of github.com/Dao-AILab/flash-attention anew"),
         Rule("lse.build", {"lse": True, "pkg.flash_attn_3": Versions("==3.0.0b1")}, effect="warn",
-             note="some builds of 3.0.0b1 return no LSE; hal looks at the one that is installed before it takes it"),
+             note="builds of 3.0.0b1 cannot all be asked for the LSE; hal looks at the one that is installed before it takes it"),
     ),
     needs=(Needs("flash_attn_3", "flash_attn_interface", "flash_attn_func", ">=3.0.0b1,<4",
                  "git clone https://github.com/Dao-AILab/flash-attention && cd flash-attention/hopper && python setup.py install",
-                 parameters=("q_descale", "num_splits")),),
+                 parameters=("q_descale", "num_splits", "attention_chunk")),),
     confirm="hal.backends.fa.kernels:confirm_fa3",
     title="FlashAttention 3",
 )  # fmt: skip

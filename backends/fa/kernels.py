@@ -75,11 +75,10 @@ def fa4(call: Call) -> Run:
 
 
 def confirm_fa3(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> str | None:
-    """Whether this build gives LSE: the oldest always do, the newest when asked, those between never."""
-    known = inspect.signature(functions("flash_attn_interface")[0]).parameters
-    if not call.lse or "return_attn_probs" in known or "qv" not in known:
+    """Whether this build can be asked for the LSE.  Builds of before August 2025 cannot: some always return it, some never."""
+    if not call.lse or "return_attn_probs" in inspect.signature(functions("flash_attn_interface")[0]).parameters:
         return None
-    return "this build of flash_attn_3 returns no LSE; build hopper/ of github.com/Dao-AILab/flash-attention anew"
+    return "this build of flash_attn_3 takes no return_attn_probs; build hopper/ of github.com/Dao-AILab/flash-attention anew"
 
 
 def confirm_hub(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> str | None:

@@ -180,13 +180,14 @@ def assembled(call: Call, dense: Dense) -> Run:
 def looped(one: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, varlen: Varlen, lse: bool) -> Any:
     """Packed sequences one at a time.  Reading their lengths waits for the device."""
     outs, stats = [], []
+    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     cu_q, cu_k = varlen.cu_q.tolist(), varlen.cu_k.tolist()
     for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:]):
         if a == b:
             continue
         if c == d:
             out = q.new_zeros(b - a, q.shape[1], v.shape[2])
-            stat = torch.full((q.shape[1], b - a), -torch.inf, dtype=torch.float32, device=q.device)
+            stat = torch.full((q.shape[1], b - a), -torch.inf, dtype=wide, device=q.device)
         else:
             got = one(*(t[s:e].transpose(0, 1)[None] for t, s, e in ((q, a, b), (k, c, d), (v, c, d))), None)
             out, stat = (got[0], got[1][0]) if lse else (got, None)
@@ -196,7 +197,7 @@ def looped(one: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, varlen: Var
     out = torch.cat(outs) if outs else q.new_zeros(0, q.shape[1], v.shape[2])
     if not lse:
         return out
-    return out, torch.cat(stats, -1) if stats else q.new_zeros(q.shape[1], 0, dtype=torch.float32)
+    return out, torch.cat(stats, -1) if stats else q.new_zeros(q.shape[1], 0, dtype=wide)
 
 
 def additive(mask: Tensor | None, q: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:

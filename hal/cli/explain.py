@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..advice import fix
 from ..errors import PolicyError, unknown
 from .options import as_json, installed, machine_of, on_machine
 from .output import Part, Row, Screen, emit, screen
@@ -155,7 +156,7 @@ def _row(d: Decision, c: Candidate) -> Row:
     why: list[Part] = [f"with {', '.join(f.name for f, _ in c.fittings)}\n"] if c.fittings else []
     for r in c.reasons:
         why += [(r.id, "red" if r.verdict is False else "yellow"), f"  {r.message}\n"]
-        why += [f"  fix: {r.fix}\n"] if r.fix else []
+        why += [f"  fix: {fix(r)}\n"] if fix(r) else []
         why += [(f"  see: {r.citation}\n", "dim")] if r.citation else []
     if why:
         why[-1] = why[-1].rstrip("\n") if isinstance(why[-1], str) else (why[-1][0].rstrip("\n"), why[-1][1])

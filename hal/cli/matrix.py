@@ -68,7 +68,7 @@ def _cells(e: Entry) -> tuple[str, ...]:
         e.kernel,
         e.tier,
         "all" if e.archs is None else " ".join(e.archs),
-        " ".join(e.dtypes),
+        " ".join(e.dtypes).replace("bfloat", "bf").replace("float", "fp"),
         e.head_dims or "any",
         "; ".join(e.packages),
     )

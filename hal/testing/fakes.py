@@ -114,7 +114,8 @@ def modules(contents: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
 
 # ---- what a FlashAttention computes
 
-_UNDERSTOOD = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal", "window_size"}
+_DENSE = {"q", "k", "v", "softmax_scale", "causal", "window_size"}
+_PACKED = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
 _NO_MATTER = {"deterministic", "fa_version"}  # the oracle is deterministic
 
 
@@ -130,16 +131,17 @@ def flash_attention(signature: inspect.Signature, returns: Mapping[str, Any]) ->
     from hal import oracle
 
     flag, values = returns.get("lse"), returns.get("values", 2)
+    packed = "max_seqlen_q" in signature.parameters
+    free = {flag} | _NO_MATTER | _DENSE | (_PACKED if packed else set())
 
     def compute(a: dict[str, Any]) -> Any:
         for name, p in signature.parameters.items():
-            if name not in _UNDERSTOOD | _NO_MATTER | {flag} and a[name] is not p.default and a[name] != p.default:
+            if name not in free and a[name] is not p.default and a[name] != p.default:
                 raise NotImplementedError(f"the fake computes nothing for {name}={a[name]!r}")
         q, k, v = a["q"], a["k"], a["v"]
         if q.dtype not in (torch.float16, torch.bfloat16):
             raise RuntimeError("only fp16 and bf16 are supported")
         options = {"is_causal": a["causal"], "scale": a["softmax_scale"], "window": _window(a["window_size"], signature)}
-        packed = "cu_seqlens_q" in a
         assert q.ndim == k.ndim == v.ndim == (3 if packed else 4), "q, k and v have the wrong number of axes"
         if packed:
             for side in "qk":
@@ -192,7 +194,7 @@ def distribution(folder: Path, name: str, version: str, files: Mapping[str, str]
 
 
 @contextmanager
-def workbench(*backends: Any, arch: str = "any", **packages: Any) -> Iterator[Any]:
+def workbench(*backends: Any, arch: str = "any", shared_memory: int | None = None, **packages: Any) -> Iterator[Any]:
     """A simulated machine on which every kernel of these backends has a row, with these packages and no others.
 
     Calls of ``hal.attention`` on CPU tensors inside are decided for it, and bind whatever module is importable.
@@ -212,7 +214,7 @@ def workbench(*backends: Any, arch: str = "any", **packages: Any) -> Iterator[An
             return str(text)
 
     catalog = hal.Catalog({"workbench": Workbench()}, {b.name: b for b in backends})
-    machine = Machine("workbench", (Device(arch),), {"torch": "2.13.0"}, {}, "workbench")
+    machine = Machine("workbench", (Device(arch, shared_memory=shared_memory),), {"torch": "2.13.0"}, {}, "workbench")
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(plugins, "catalog", lambda ignore=frozenset(): catalog))
         yield stack.enter_context(hal.simulate(machine, packages=packages))

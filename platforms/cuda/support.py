@@ -85,7 +85,7 @@ SUPPORT = {
 }
 
 # cuDNN against FA4, as measured on dense calls of diffusion models.
-DENSE = {"dtype": HALF, "causal": False, "mask": "none", "gqa": False, "lse": False, "varlen": False}
+DENSE = {"dtype": HALF, "causal": False, "mask": "none", "gqa": False, "lse": False, "ring": 1, "varlen": False}
 ON_100, ON_103 = {"arch": {"sm100"}, **DENSE}, {"arch": {"sm103"}, **DENSE}
 MANY, FEW, LONG = Between(128), Between(high=127), Between(16384)
 MEASURED = "sglang PR#33655: cuDNN takes 0.5 to 0.8 of FA4's time on dense diffusion shapes (B200, cuDNN 9.19)"

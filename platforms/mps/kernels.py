@@ -6,7 +6,7 @@ On MPS PyTorch makes all scores at once: slow to fail at diffusion lengths, and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hal.backend import Kernel
 from hal.facts import FLOATS, Call

@@ -29,7 +29,9 @@ def detect(host: Host) -> Detection:
     if library:
         found.append(f"the MUSA runtime is at {library}")
     if nodes:
-        found.append(f"{', '.join(f'/dev/{n}' for n in nodes)}: {len(nodes)} Moore Threads GPU{'s' if len(nodes) > 1 else ''}")
+        found.append(
+            f"{', '.join(f'/dev/{n}' for n in nodes)}: {len(nodes)} Moore Threads GPU{'s' if len(nodes) > 1 else ''}"
+        )
     if not nodes and not plugin:
         return Detection("musa", "absent", tuple(found))
     if not nodes:
@@ -44,7 +46,9 @@ def detect(host: Host) -> Detection:
         return Detection("musa", "unusable", (*found, "the MUSA runtime is not here (libmusart.so)"), fix)
     shown = visible_devices(host.env.get(VISIBLE))
     if shown is not None and not shown:
-        return Detection("musa", "hidden", (*found, f"{VISIBLE}={host.env[VISIBLE]} hides every GPU"), f"unset {VISIBLE}")
+        return Detection(
+            "musa", "hidden", (*found, f"{VISIBLE}={host.env[VISIBLE]} hides every GPU"), f"unset {VISIBLE}"
+        )
     return Detection("musa", "present", tuple(found))
 
 

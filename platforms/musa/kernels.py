@@ -58,5 +58,5 @@ def bind_flash(call: Call) -> Run:
 
     if call.window == (-1, 0):  # the same as causal, which MATE's faster path knows by that name only
         call = call.but(window=(-1, -1), causal=True)
-    flags = {"deterministic": bool(call.deterministic), "return_softmax_lse": bool(call.lse)}
-    return flash(call, *functions("flash_attn_interface"), **flags)
+    dense, packed = functions("flash_attn_interface")
+    return flash(call, dense, packed, deterministic=bool(call.deterministic), return_softmax_lse=bool(call.lse))

@@ -52,7 +52,9 @@ class NPU(Platform):
         try:
             import torch_npu  # noqa: F401
         except Exception as e:  # without CANN its import raises anything
-            raise PlatformError(f"torch_npu cannot be imported: {e}; source CANN's set_env.sh, or reinstall torch-npu") from e
+            raise PlatformError(
+                f"torch_npu cannot be imported: {e}; source CANN's set_env.sh, or reinstall torch-npu"
+            ) from e
         return super().module()
 
 

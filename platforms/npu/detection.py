@@ -30,7 +30,9 @@ def detect(host: Host) -> Detection:
         return Detection("npu", "absent", tuple(found))
     if not nodes:
         # Without CANN the plug-in that PyTorch loads by itself makes `import torch` raise.
-        said = "no Ascend NPU is here (/dev/davinci*)" + ("" if cann else f"; without CANN {PACKAGE} makes `import torch` fail")
+        said = "no Ascend NPU is here (/dev/davinci*)" + (
+            "" if cann else f"; without CANN {PACKAGE} makes `import torch` fail"
+        )
         off = host.env.get(AUTOLOAD) == "0"
         fix = "pip uninstall torch-npu" + ("" if off else f", or set {AUTOLOAD}=0")
         return Detection("npu", "unusable", (*found, said), fix)
@@ -38,13 +40,17 @@ def detect(host: Host) -> Detection:
         return Detection("npu", "unusable", (*found, "torch is not installed"), "pip install torch torch-npu")
     if not plugin:
         minor = ".".join(version.split(".")[:2])
-        return Detection("npu", "unusable", (*found, f"{PACKAGE} is not installed"), f'pip install "torch-npu=={minor}.*"')
+        return Detection(
+            "npu", "unusable", (*found, f"{PACKAGE} is not installed"), f'pip install "torch-npu=={minor}.*"'
+        )
     if not cann:
         fix = "source /usr/local/Ascend/ascend-toolkit/set_env.sh, or install CANN"
         return Detection("npu", "unusable", (*found, "CANN is not set up (libascendcl.so)"), fix)
     shown = visible_devices(host.env.get(VISIBLE))
     if shown is not None and not any(isinstance(d, int) for d in shown):
-        return Detection("npu", "hidden", (*found, f"{VISIBLE}={host.env[VISIBLE]} hides every NPU"), f"unset {VISIBLE}")
+        return Detection(
+            "npu", "hidden", (*found, f"{VISIBLE}={host.env[VISIBLE]} hides every NPU"), f"unset {VISIBLE}"
+        )
     return Detection("npu", "present", tuple(found))
 
 
@@ -55,7 +61,11 @@ def toolkit(host: Host) -> str | None:
 
 
 def cann_version(host: Host) -> str | None:
-    home = host.env.get("ASCEND_HOME_PATH") or host.env.get("ASCEND_TOOLKIT_HOME") or "/usr/local/Ascend/ascend-toolkit/latest"
+    home = (
+        host.env.get("ASCEND_HOME_PATH")
+        or host.env.get("ASCEND_TOOLKIT_HOME")
+        or "/usr/local/Ascend/ascend-toolkit/latest"
+    )
     for where in ("aarch64-linux", "x86_64-linux"):
         m = re.search(r"^version=(\S+)", host.read(f"{home}/{where}/ascend_toolkit_install.info"), re.M)
         if m:

@@ -84,9 +84,7 @@ def bind_fia(call: Call) -> Run:
             how = {"atten_mask": (~mask).contiguous(), "inner_precise": 2 if sq > 1 else 0}
         elif causal and sq > 1:  # one query, at the bottom right, sees every key
             how = {"atten_mask": torch.ones(2048, 2048, dtype=torch.bool, device=q.device).triu(1), "sparse_mode": 3}
-        out, stats = fia(
-            q.contiguous(), k.contiguous(), v.contiguous(), input_layout="BNSD", **common(q, k), **how
-        )
+        out, stats = fia(q.contiguous(), k.contiguous(), v.contiguous(), input_layout="BNSD", **common(q, k), **how)
         none = None
         if mask is not None:
             none = rows_without_keys(mask)

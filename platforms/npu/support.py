@@ -15,7 +15,13 @@ A1 = frozenset({"ascend910"})
 INFERENCE = frozenset({"ascend310p", "ascend310b"})
 
 SUPPORT = {
-    "fa": (Row(ASCEND_FA, A2 | A3, cite="Ascend/op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_fused_infer_attention_score.md"),),
+    "fa": (
+        Row(
+            ASCEND_FA,
+            A2 | A3,
+            cite="Ascend/op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_fused_infer_attention_score.md",
+        ),
+    ),
     "torch_sdpa": (
         Row(
             "sdpa.fused",

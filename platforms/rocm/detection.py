@@ -101,7 +101,9 @@ def machine(platform: ROCm, host: Host) -> Machine:
         raise PlatformError(f"PyTorch cannot use {platform.title}: {e}") from e
     if not devices:
         d = detect(platform, host)
-        raise PlatformError(f"no {platform.title} device: {'; '.join(d.found)}" + (f"; {d.fix}" if d.fix else ""))
+        raise PlatformError(
+            f"{platform.title}: no device is here: {'; '.join(d.found)}" + (f"; {d.fix}" if d.fix else "")
+        )
     versions = software(host, str(torch.__version__), torch.version.hip)
     return Machine(platform.name, tuple(devices), versions, {}, "detected")
 

@@ -52,8 +52,9 @@ def parse(text: Any) -> str | None:
     t = str(text).strip().lower()
     if t == OTHER:
         return t
-    if m := re.fullmatch(r"(?:(?:8086:)?0x|8086:)?([0-9a-f]{3,4})", t):
-        return of_device(int(m[1], 16))
+    m = re.fullmatch(r"(?:8086:|0x)?([0-9a-f]{3,4})", t)
+    if m and (arch := of_device(int(m[1], 16))):
+        return arch
     if m := _CODE.fullmatch(t):
         return _SAME.get(m[1], m[1])
     t = re.sub(r"\((?:r|tm)\)|®|™|\b(?:intel|graphics|gpu)\b", " ", t)

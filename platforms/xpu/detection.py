@@ -39,7 +39,9 @@ def detect(host: Host) -> Detection:
         return Detection("xpu", "unusable", tuple(found), INSTALL)
     lacking = [node for node, _, _ in gpus if not host.exists(f"/dev/dri/{node}")]
     if len(lacking) == len(gpus):
-        return Detection("xpu", "unusable", (*found, f"/dev/dri/{lacking[0]} is not here"), "pass /dev/dri into the container")
+        return Detection(
+            "xpu", "unusable", (*found, f"/dev/dri/{lacking[0]} is not here"), "pass /dev/dri into the container"
+        )
     if said := hidden(host, len(gpus)):
         return Detection("xpu", "hidden", (*found, said), f"unset {said.partition('=')[0]}")
     return Detection("xpu", "present", tuple(found))

@@ -27,8 +27,8 @@ PACKAGES = {
     "fa2": [("flash_attn-2.6.3", "flash-attn", "2.6.3"), ("flash_attn-2.8.3.post1", "flash-attn", "2.8.3.post1+cu13torch2.9")],
     "fa2.vllm": [("vllm_flash_attn-main", "vllm-flash-attn", "0.28.0")],
     "fa3": [
-        ("flash_attn_3-3.0.0b1-2.7.4", "flash_attn_3", "3.0.0b1"),
-        ("flash_attn_3-3.0.0b1-2.8.3", "flash_attn_3", "3.0.0b1"),
+        ("flash_attn_3-3.0.0b1-v2.8.0", "flash_attn_3", "3.0.0b1"),
+        ("flash_attn_3-3.0.0b1-v2.8.3", "flash_attn_3", "3.0.0b1"),
         ("flash_attn_3-3.0.0", "flash_attn_3", "3.0.0"),
     ],
     "fa3.hub": [("flash_attn_3-3.0.0", "kernels", "0.17.2")],
@@ -36,7 +36,7 @@ PACKAGES = {
     "fa4": [("flash_attn_4-4.0.0b5", "flash-attn-4", "4.0.0b5"), ("flash_attn_4-4.0.0b36", "flash-attn-4", "4.0.0b36")],
 }
 CASES = [pytest.param(k, *p, id=f"{k}-{p[0]}") for k, packages in PACKAGES.items() for p in packages]
-NO_LSE = "flash_attn_3-3.0.0b1-2.8.3"  # the builds between: no LSE by the public functions
+NO_LSE = "flash_attn_3-3.0.0b1-v2.8.3"  # the builds between: no LSE by the public functions
 DENSE_BY_PACKING = {"fa2.vllm", "fa3.sgl"}
 
 
@@ -350,15 +350,15 @@ def settled(record, version, call, tensors):
         return settlement.settle(call, machine, hal.plugins.catalog(), ask, tensors)
 
 
-@pytest.mark.parametrize("record, gives", [(r, r != NO_LSE) for r, _, _ in PACKAGES["fa3"]])
-def test_a_build_of_flash_attention_3_without_lse_is_found_out(record, gives):
+@pytest.mark.parametrize("record, version", [(r, version) for r, _, version in PACKAGES["fa3"]])
+def test_a_build_of_flash_attention_3_that_cannot_be_asked_for_lse_is_found_out(record, version):
     q, k, v = tensors(1, 1, 8, 8, 2, 2, 64)
     call = Call.of({**PLAIN, "lse": True})
-    d = settled(record, "3.0.0b1", call, (q, k, v, None))
-    assert (d.kernel == "fa3") is gives
-    if not gives:
-        assert "returns no LSE" in d.error
-    assert settled(record, "3.0.0b1", call.but(lse=False), (q, k, v, None)).kernel == "fa3"
+    d = settled(record, version, call, (q, k, v, None))
+    assert (d.kernel == "fa3") is (version == "3.0.0")
+    if not d.chosen:
+        assert "takes no return_attn_probs" in d.error
+    assert settled(record, version, call.but(lse=False), (q, k, v, None)).kernel == "fa3"
 
 
 def test_a_missing_lse_is_an_error_and_never_a_split_batch():

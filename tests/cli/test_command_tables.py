@@ -76,13 +76,16 @@ def test_one_platform(hal):
 
 def test_a_row_that_narrows_shows_what_is_left():
     from hal.matrix import _both
-    from hal.rules import Mod
+    from hal.rules import Mod, OneOf
 
     assert _both({64, 128, 256}, range(8, 129, 8)) == "64, 128"
     assert _both({64}, None) == "64"
     assert _both(Mod(8), {64, 72}) == "64, 72"
     assert _both(Mod(8), Mod(4)) == "a multiple of 8 and a multiple of 4"
     assert _both(None, None) is None
+    assert _both({*range(8, 129, 8), 192}, None) == "8..128 by 8, 192"
+    assert _both({32, 64, 96, 128, 256}, range(32, 257)) == "32..128 by 32, 256"
+    assert _both(OneOf(range(8, 33, 8), 192), {8, 16, 192, 256}) == "8, 16, 192"
 
 
 # ---- facts and presets

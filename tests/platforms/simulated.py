@@ -29,14 +29,23 @@ def catalog() -> Catalog:
 
 
 def decide(
-    on: str, call: str = "", packages: str = "", backend: str = "", kernel: str = "", waive: str = "", fit: str = "", **software: str
+    on: str,
+    call: str = "",
+    packages: str = "",
+    backend: str = "",
+    kernel: str = "",
+    waive: str = "",
+    fit: str = "",
+    **software: str,
 ) -> Decision:
     """The decision for a plain call with these changes, on a preset with these packages (``name==version …``)."""
     c = catalog()
     given = dict(p.split("==") for p in packages.split())
     machine = c.machine(on).with_packages({c.package(n): v for n, v in given.items()}).with_software(**software)
     requests = (Request(backend, kernel=kernel),) if backend or kernel else ()
-    return resolve(Call.parse([PLAIN, call]), machine, c, Policy(requests, frozenset(waive.split()), frozenset(fit.split())))
+    return resolve(
+        Call.parse([PLAIN, call]), machine, c, Policy(requests, frozenset(waive.split()), frozenset(fit.split()))
+    )
 
 
 def took(d: Decision) -> str:
@@ -51,7 +60,11 @@ def reasons(d: Decision, kernel: str) -> set[str]:
 
 
 def host(
-    root: Path, files: dict[str, str] | None = None, torch: dict[str, str] | None = None, modules: tuple[str, ...] = (), **env: str
+    root: Path,
+    files: dict[str, str] | None = None,
+    torch: dict[str, str] | None = None,
+    modules: tuple[str, ...] = (),
+    **env: str,
 ) -> Host:
     """A machine that is a folder: these files, this torch build (None: no torch), these importable packages."""
     site = root / "site"

@@ -15,7 +15,14 @@ from hal.errors import FactError
 
 @pytest.mark.parametrize(
     ("text", "arch"),
-    [("m1", "m1"), ("M3", "m3"), ("Apple M3 Max", "m3"), ("apple m2 ultra", "m2"), ("m4-pro", "m4"), ("Apple M5", "m5")],
+    [
+        ("m1", "m1"),
+        ("M3", "m3"),
+        ("Apple M3 Max", "m3"),
+        ("apple m2 ultra", "m2"),
+        ("m4-pro", "m4"),
+        ("Apple M5", "m5"),
+    ],
 )
 def test_every_form_of_an_architecture(text: str, arch: str) -> None:
     assert MPS.parse_arch(text) == arch
