@@ -57,7 +57,7 @@ def _one_change(c: Candidate) -> str:
         return ""
     if r.waiver:
         return f"waiving {r.waiver} (--waive {r.waiver})"
-    if r.id.startswith("package."):
+    if r.id.startswith("package.") and r.id != "package.broken":
         package = r.fact.removeprefix("pkg.")
         return f"{'installing' if r.id == 'package.absent' else 'replacing'} {package} ({fix(r) or show(r.allowed)})"
     change = fix(r)

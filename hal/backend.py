@@ -48,7 +48,9 @@ class Needs:
             state = p.state if p else "absent"
             note = f"{self.package} is {state.replace('_', ' ')}" + (f": {p.note}" if p and p.note else "")
             wanted = f"{self.module}.{self.symbol}" if self.symbol else self.module
-            out.append(Reason(f"package.{state}", f"pkg.{self.package}", state, wanted, False, self.install, note=note))
+            # A package that worked once mostly breaks by an upgrade of torch: its binary is for the old one.
+            fix = ": ".join(filter(None, (f"reinstall {self.package} for the installed torch" * (state == "broken"), self.install)))
+            out.append(Reason(f"package.{state}", f"pkg.{self.package}", state, wanted, False, fix, note=note))
         elif self.versions:
             found: list[Reason] = []
             check(self._tests, facts, found)  # type: ignore[attr-defined]

@@ -106,8 +106,8 @@ class Decision:
             if rule.waiver not in self.policy.waive:
                 rule.check(facts, noted)
         out += [f"{r.id}: {r.message}" + (f" ({r.citation})" if r.citation else "") for r in noted if r.verdict is False]
-        if self.chosen.line.row.tier == "portable" and self.request and self.chosen.backend.quality != "exact":
-            out.append(f"tier.portable: {self.backend} has no kernel of its own that fits here; its portable form runs")
+        if self.chosen.line.row.tier == "portable" and not (self.request and self.request.kernel):
+            out.append(f"tier.portable: no kernel that {self.backend} has for this device fits; its portable form runs, {self.kernel}")
         return tuple(out)
 
     @property

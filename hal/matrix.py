@@ -10,7 +10,7 @@ from .platform import TIERS, Platform
 from .rules import OneOf, plain, show
 
 
-_BY_SIZE = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+DTYPE_ORDER = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
 
 
 class Entry(NamedTuple):
@@ -62,7 +62,7 @@ def _entry(platform: Platform, line: Line) -> Entry:
         row.tier,
         line.backend.quality,
         None if row.on is None else tuple(sorted(row.on, key=_natural)),
-        tuple(sorted(dtypes, key=_BY_SIZE.index)),
+        tuple(sorted(dtypes, key=DTYPE_ORDER.index)),
         _both(kernel.limits.get("head_dim"), row.limits.get("head_dim")),
         tuple(sorted(line.honours)),
         tuple(packages),

@@ -258,7 +258,8 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
     def bound(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Any:
         if (
             q.shape != q_shape or k.shape != k_shape or v.shape != v_shape
-            or q.dtype is not dtype or q.device != device or q.requires_grad is not grad
+            or q.dtype is not dtype or q.device != device
+            or (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) is not grad
             or (attn_mask is not None or mask_key is not None) and _mask_signature(attn_mask) != mask_key
         ):  # fmt: skip
             _refuse((*key, mask_key), (*_signature(q, k, v), _mask_signature(attn_mask)))
@@ -269,15 +270,15 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
     return bound
 
 
-_SIGNATURE = ("shape of q", "shape of k", "shape of v", "dtype", "device", "requires_grad of q", "mask")
+_SIGNATURE = ("shape of q", "shape of k", "shape of v", "dtype", "device", "need of gradients", "mask")
 
 
 def _signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-    return q.shape, k.shape, v.shape, q.dtype, q.device, q.requires_grad
+    return q.shape, k.shape, v.shape, q.dtype, q.device, is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def _mask_signature(mask: Tensor | None) -> Any:
-    return None if mask is None else (mask.shape, mask.dtype)
+    return None if mask is None else (mask.shape, mask.dtype, mask.requires_grad)
 
 
 def _refuse(asked: tuple[Any, ...], found: tuple[Any, ...]) -> None:

@@ -91,8 +91,9 @@ def calls(draw: Any, dtypes: Any = tuple(TOLERANCE), masks: Any = MASKS, lse: bo
     letters = ""
     if kind != "none":
         letters = draw(st.sampled_from(masks))
-        if letters == "bk" and (kind != "bool" or q_len == b):
-            letters = "b11k"
+        unclear = letters in ("bk", "qk") and kind == "bool" and q_len == b
+        if unclear or (letters == "bk" and kind == "additive"):
+            letters = "11qk"
         of = draw(st.sampled_from((dtype, torch.float32)))
         arguments["attn_mask"] = mask_of(letters, b, heads, q_len, kv_len, kind, of, g)
     how = {"dtype": dtype, "q": tuple(q.shape), "k": tuple(k.shape), "v": tuple(v.shape), "strides": hows, "mask": (kind, letters)}

@@ -169,6 +169,7 @@ def test_packed_sequences_attend_each_to_itself(name, lengths, heads, arguments,
 @given(call=calls(lse=False), dropout=st.sampled_from((0.0, 0.0, 0.0, 0.1)), needs=st.sampled_from(("", "q", "v", "mask")))
 def test_the_predicted_path_is_the_one_that_pytorch_takes(call, dropout, needs):
     """Where PyTorch and hal mean the same by the arguments: square causality without a mask, and no window."""
+    assume(min(call.how["q"][-1], call.how["v"][-1]) > 1)  # a row of one column has no stride to speak of
     mask, arguments = call.mask, call.arguments
     arguments["window"] = None
     arguments["is_causal"] = arguments["is_causal"] and mask is None and call.how["q"][:2] == call.how["k"][:2]
@@ -242,12 +243,12 @@ def test_the_gradient_under_dropout_is_that_of_the_weights_that_were_kept():
 
 def test_in_deterministic_mode_only_deterministic_kernels_run_and_repeat_themselves():
     q = torch.randn(2, 33, 4, 16, requires_grad=True)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     try:
         d = hal.explain(q, q, q)
         assert d.call.deterministic and "deterministic" in d.chosen.kernel.honours
         first, second = (torch.autograd.grad(hal.attention(q, q, q).square().sum(), q)[0] for _ in range(2))
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
     assert torch.equal(first, second)
     assert not hal.explain(q, q, q).call.deterministic

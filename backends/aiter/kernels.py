@@ -8,12 +8,14 @@ from hal.fittings import Run
 
 
 def ck(call: Call) -> Run:
-    return flash(call, *functions("aiter"), deterministic=bool(call.deterministic), return_lse=_wanted(call))
+    dense, packed = functions("aiter")
+    return flash(call, dense, packed, deterministic=bool(call.deterministic), return_lse=_wanted(call))
 
 
 def triton(call: Call) -> Run:
-    flags = {"deterministic": bool(call.deterministic), "return_lse": _wanted(call)}
-    return flash(call, *functions("aiter.ops.triton.attention.mha"), tokens_first=True, **flags)
+    dense, packed = functions("aiter.ops.triton.attention.mha")
+    deterministic, lse = bool(call.deterministic), _wanted(call)
+    return flash(call, dense, packed, tokens_first=True, deterministic=deterministic, return_lse=lse)
 
 
 def _wanted(call: Call) -> bool:

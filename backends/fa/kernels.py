@@ -29,9 +29,8 @@ def fa2(call: Call) -> Run:
         # At 1, grouped heads are folded into the queries as if no sequence were empty.
         return packed(max_seqlen_q=max(max_seqlen_q, 2), **arguments)
 
-    return flash(
-        call, dense, longer, dropout_p=call.dropout, deterministic=bool(call.deterministic), return_attn_probs=bool(call.lse)
-    )
+    deterministic, lse = bool(call.deterministic), bool(call.lse)
+    return flash(call, dense, longer, dropout_p=call.dropout, deterministic=deterministic, return_attn_probs=lse)
 
 
 def fa2_vllm(call: Call) -> Run:
@@ -66,9 +65,10 @@ def fa3_sgl(call: Call) -> Run:
 
 def fa4(call: Call) -> Run:
     left, right = call.window or (-1, -1)
-    window = None if left < 0 else left, None if right < 0 else right
-    flags = {"window_size": window, "deterministic": bool(call.deterministic), "return_lse": bool(call.lse)}
-    return flash(call, *functions("flash_attn.cute"), **flags)
+    window = None if left < 0 else left, None if right < 0 else right  # only None is unlimited
+    dense, packed = functions("flash_attn.cute")
+    deterministic, lse = bool(call.deterministic), bool(call.lse)
+    return flash(call, dense, packed, window_size=window, deterministic=deterministic, return_lse=lse)
 
 
 # ---- what the packages alone know
@@ -86,7 +86,7 @@ def confirm_hub(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call
     try:
         hub_module()
     except Exception as e:  # the package raises whatever the hub, the file system or the import raises
-        said = "; ".join(line.strip() for line in str(e).splitlines() if line.strip()) or type(e).__name__
+        said = "; ".join(line.strip() for line in str(e).splitlines() if line.strip()).rstrip(".") or type(e).__name__
         repository, revision = HUB
         fetch = f"from kernels import install_kernel; install_kernel('{repository}', revision='{revision}')"
         return f'{repository} cannot be loaded from the local cache: {said}; to fetch it: python -c "{fetch}"'
@@ -116,8 +116,9 @@ def flash(call: Call, dense: Function | None, packed: Function, *, tokens_first:
     """
     if 0 in (call.batch, call.heads, call.q_len, call.kv_len):
         return nothing(call)
-    lse, right = bool(call.lse), 0 if call.causal else (call.window or (-1, -1))[1]
-    flags = {"softmax_scale": scale_of(call), "causal": bool(call.causal), "window_size": call.window or (-1, -1)} | flags
+    lse, causal, window = bool(call.lse), bool(call.causal), call.window or (-1, -1)
+    right = 0 if causal else window[1]
+    flags = {"softmax_scale": scale_of(call), "causal": causal, "window_size": window, **flags}
 
     def of_packed(q: Tensor, k: Tensor, v: Tensor, n: Varlen) -> Any:
         result = packed(

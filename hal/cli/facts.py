@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from .options import as_json, installed, machine_of, on_machine
-from .output import Row, Screen, emit, screen
+from .output import Row, Screen, dtypes, emit, screen
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..facts import Machine, Package
 
 
@@ -42,8 +44,8 @@ def show_machine(out: Screen, m: Machine) -> None:
     rows: list[Row] = []
     for d in m.devices:
         memory = f"{d.memory / 2**30:.1f} GiB" if d.memory else "unknown"
-        dtypes = " ".join(sorted(d.dtypes, key=lambda t: (len(t), t))) if d.dtypes is not None else "unknown"
-        rows.append((str(d.index), (d.arch, "bold"), d.name, memory, dtypes))
+        takes = dtypes(d.dtypes) if d.dtypes is not None else "unknown"
+        rows.append((str(d.index), (d.arch, "bold"), d.name, memory, takes))
     out.table(columns, rows)
     out.heading("Software")
     out.table(("name", "version"), [(n, v or ("unknown", "dim")) for n, v in m.software.items()])
@@ -53,10 +55,10 @@ def show_machine(out: Screen, m: Machine) -> None:
 STATES = {"usable": "green", "found": "", "absent": "dim"}
 
 
-def show_packages(out: Screen, packages: dict[str, Package] | object) -> None:
+def show_packages(out: Screen, packages: Mapping[str, Package]) -> None:
     out.heading("Packages")
     rows: list[Row] = []
-    for name, p in sorted(packages.items()):  # type: ignore[attr-defined]
+    for name, p in sorted(packages.items()):
         rows.append((name, (p.state.replace("_", " "), STATES.get(p.state, "red")), p.version or "", p.note))
     if rows:
         out.table(("package", "state", "version", "note"), rows)

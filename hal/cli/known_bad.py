@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import as_json, installed
-from .output import Row, emit, screen
+from .output import Part, Row, emit, screen
 
 if TYPE_CHECKING:
     from ..catalog import KnownBad
@@ -23,24 +23,24 @@ def command(platforms: tuple[str, ...], as_json: bool) -> None:
     found = [b for b in catalog.known_bad if not names or b.platform in names or not b.platform]
     if as_json:
         return emit([_json(b) for b in found])
-    out = screen()
-    owners: dict[str, list[KnownBad]] = {}
+    rows: list[Row] = []
+    owner = ""
     for b in found:
-        owners.setdefault(b.owner, []).append(b)
-    for owner, rules in owners.items():
-        out.heading(owner)
-        out.table(("waiver", "effect", "where and what"), [_row(b) for b in rules])
-    if not found:
-        out.line("no defect is known")
+        if b.owner != owner:
+            rows.append([(b.owner, "bold cyan")])
+        rows.append(_row(b))
+        owner = b.owner
+    screen().table(("waiver", "effect", "where and what"), rows)
 
 
 def _row(b: KnownBad) -> Row:
     r = b.rule
-    lines = [f"{', '.join(sorted(b.kernels))} where {_conditions(r.when)}" if r.when else ", ".join(sorted(b.kernels))]
-    if r.require:
-        lines.append(f"requires {_conditions(r.require)}")
-    lines += [f"{word}{x}" for word, x in (("", r.note), ("fix: ", r.fix), ("see: ", r.citation)) if x]
-    return (r.waiver, "bold"), (r.effect, "yellow" if r.effect == "warn" else "red"), "\n".join(lines)
+    where = f" where {_conditions(r.when)}" if r.when else ""
+    more = f", unless {_conditions(r.require)}" if r.require else ""
+    what: list[Part] = [(f"{', '.join(sorted(b.kernels))}{where}{more}", "bold")]
+    what += [f"\n{word}{x}" for word, x in (("", r.note), ("fix: ", r.fix)) if x]
+    what += [(f"\nsee: {r.citation}", "dim")] if r.citation else []
+    return f"  {r.waiver}", (r.effect, "yellow" if r.effect == "warn" else "red"), what
 
 
 def _conditions(limits: Any) -> str:

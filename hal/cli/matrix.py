@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from .options import as_json, installed
-from .output import Cell, Screen, emit, screen
+from .output import Cell, Screen, dtypes, emit, screen
 
 if TYPE_CHECKING:
     from ..catalog import Catalog
     from ..matrix import Entry
 
 FORMATS = ("table", "markdown", "json", "html")
-COLUMNS = ("backend", "kernel", "tier", "architectures", "dtypes", "head_dim", "packages")
+COLUMNS = ("backend", "kernel", "tier", "arch", "dtypes", "head_dim", "packages")
 STYLES = {"native": "green", "in-tree": "green", "portable": "", "experimental": "yellow", "no": "dim"}
 
 
@@ -68,7 +68,7 @@ def _cells(e: Entry) -> tuple[str, ...]:
         e.kernel,
         e.tier,
         "all" if e.archs is None else " ".join(e.archs),
-        " ".join(e.dtypes).replace("bfloat", "bf").replace("float", "fp"),
+        dtypes(e.dtypes),
         e.head_dims or "any",
         "; ".join(e.packages),
     )
@@ -77,8 +77,22 @@ def _cells(e: Entry) -> tuple[str, ...]:
 def _show(out: Screen, tables: list[Table]) -> None:
     for heading, columns, rows in tables:
         out.heading(heading)
-        body: list[list[Cell]] = [[(c, STYLES[c]) if c in STYLES else c for c in row] for row in rows]
+        body: list[list[Cell]] = []
+        if columns == COLUMNS:  # narrower: a backend's name stands above its kernels
+            columns = ("kernel", *columns[2:])
+            backend = ""
+            for row in rows:
+                if row[0] != backend:
+                    body.append([(row[0], "bold")])
+                body.append(["  " + row[1], *map(_styled, row[2:])])
+                backend = row[0]
+        else:
+            body = [[(row[0], "bold"), *map(_styled, row[1:])] for row in rows]
         out.table(columns, body)
+
+
+def _styled(cell: str) -> Cell:
+    return (cell, STYLES[cell]) if cell in STYLES else cell
 
 
 def _markdown(tables: list[Table]) -> str:

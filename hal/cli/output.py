@@ -23,6 +23,13 @@ def emit(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
 
 
+def dtypes(names: Iterable[str]) -> str:
+    """The short names, the smaller first: fp16 bf16 fp32."""
+    from ..matrix import DTYPE_ORDER
+
+    return " ".join(sorted(names, key=DTYPE_ORDER.index)).replace("bfloat", "bf").replace("float", "fp")
+
+
 def on_terminal() -> bool:
     if os.environ.get("FORCE_COLOR"):
         return True
@@ -48,7 +55,8 @@ class Screen:
         """What is being done, on a terminal until the next is said; empty: nothing more."""
 
     def table(self, columns: Sequence[str], rows: Iterable[Row]) -> None:
-        cells = [list(columns), *([_text(c) for c in row] for row in rows)]
+        """A row may be short: one cell alone is a heading of those below it."""
+        cells = [[_text(c) for c in row] + [""] * (len(columns) - len(row)) for row in (columns, *rows)]
         split = [[c.split("\n") for c in row] for row in cells]
         widths = [max(len(part) for row in split for part in row[i]) for i in range(len(columns))]
         for row in split:
@@ -92,7 +100,7 @@ class RichScreen(Screen):
         from rich.padding import Padding
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", show_edge=False, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", show_edge=False, padding=(0, 1, 0, 0))
         for i, name in enumerate(columns):
             table.add_column(name, overflow="fold", no_wrap=i == 0)
         for row in rows:

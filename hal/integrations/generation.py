@@ -146,16 +146,18 @@ def load(model_path: str | os.PathLike[str], dtype: str | None = None) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without diffusers' loading bar: the caller shows progress."""
-    from diffusers.utils import logging
+    """Without the libraries' loading bars: the caller shows progress."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    shown = [bars for bars in (diffusers_logging, transformers_logging) if bars.is_progress_bar_enabled()]
+    for bars in shown:
+        bars.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
-            logging.enable_progress_bar()
+        for bars in shown:
+            bars.enable_progress_bar()
 
 
 def _damaged(folder: Path) -> str:

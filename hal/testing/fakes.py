@@ -44,10 +44,12 @@ def record(name: str | Path) -> Record:
 
 def _signature(parameters: list[list[Any]]) -> inspect.Signature:
     empty = inspect.Parameter.empty
-    return inspect.Signature(
-        inspect.Parameter(n, getattr(inspect.Parameter, kind.upper()), default=empty if d is None else ast.literal_eval(d))
-        for n, kind, d in parameters
-    )
+
+    def parameter(name: str, kind: str, default: str | None) -> inspect.Parameter:
+        value = empty if default is None else ast.literal_eval(default)
+        return inspect.Parameter(name, getattr(inspect.Parameter, kind.upper()), default=value)
+
+    return inspect.Signature([parameter(*p) for p in parameters])
 
 
 class Function:
@@ -141,7 +143,11 @@ def flash_attention(signature: inspect.Signature, returns: Mapping[str, Any]) ->
         q, k, v = a["q"], a["k"], a["v"]
         if q.dtype not in (torch.float16, torch.bfloat16):
             raise RuntimeError("only fp16 and bf16 are supported")
-        options = {"is_causal": a["causal"], "scale": a["softmax_scale"], "window": _window(a["window_size"], signature)}
+        options = {
+            "is_causal": a["causal"],
+            "scale": a["softmax_scale"],
+            "window": _window(a["window_size"], signature),
+        }
         assert q.ndim == k.ndim == v.ndim == (3 if packed else 4), "q, k and v have the wrong number of axes"
         if packed:
             for side in "qk":

@@ -31,8 +31,8 @@ def detect(platform: CUDA, host: Host) -> Detection:
     if not seen:
         return told("absent", f"no NVIDIA device: none of {', '.join((*NODES[:2], DRIVER))} is here")
     if not cuda:
-        why = (f"this PyTorch cannot use {platform.title}",) if host.torch_build else ()
-        return told("unusable", *seen, *why, fix=INSTALL)
+        more = [f"this PyTorch cannot use {platform.title}"] if host.torch_build else []
+        return told("unusable", *seen, *more, fix=INSTALL)
     text = host.env.get(VARIABLE)
     visible = visible_devices(text)
     if visible == ():
@@ -113,7 +113,7 @@ def cudnn() -> str | None:
     import torch
 
     try:
-        return ".".join(map(str, torch._C._cudnn.getRuntimeVersion()))  # type: ignore[attr-defined]
+        return ".".join(map(str, torch._C._cudnn.getRuntimeVersion()))
     except (AttributeError, RuntimeError):
         return None
 

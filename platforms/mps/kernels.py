@@ -1,7 +1,7 @@
 """PyTorch's SDPA on MPS, a few query rows at a time.
 
-On MPS PyTorch makes all scores at once: slow to fail at diffusion lengths, and silently wrong above 2^32 of them
-(pytorch#149261, #179352).  A softmax row needs no other row, so chunks of queries give the same numbers in bounded memory.
+On MPS PyTorch makes all scores at once: an error at diffusion lengths (pytorch#149261), and silently wrong above 2^32
+of them (pytorch PR#179592).  A softmax row needs no other row: chunks of queries give the same numbers in less memory.
 """
 
 from __future__ import annotations

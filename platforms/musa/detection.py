@@ -33,7 +33,7 @@ def detect(host: Host) -> Detection:
             f"{', '.join(f'/dev/{n}' for n in nodes)}: {len(nodes)} Moore Threads GPU{'s' if len(nodes) > 1 else ''}"
         )
     if not nodes and not plugin:
-        return Detection("musa", "absent", tuple(found))
+        return Detection("musa", "absent", (f"neither {PACKAGE} nor a GPU (/dev/mtgpu.*) is here",))
     if not nodes:
         fix = "install the driver, or start the container with MTHREADS_VISIBLE_DEVICES=all"
         return Detection("musa", "unusable", (*found, "no Moore Threads GPU is here (/dev/mtgpu.*)"), fix)

@@ -1,4 +1,4 @@
-"""Moore Threads' own kernels under the name ``fa``: MATE, by its wrapper with FlashAttention 3's interface; a flash_attn."""
+"""Moore Threads' own kernels under the name ``fa``: MATE (with FlashAttention 3's interface), and a flash_attn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MUSA_FLASH = Kernel(
             "flash_attn_3",
             "flash_attn_interface",
             "flash_attn_func",
-            install="install MATE and its wrappers/flash-attention from https://github.com/MooreThreads/mate (not on PyPI)",
+            install="build MATE and its wrappers/flash-attention: https://github.com/MooreThreads/mate (not on PyPI)",
             names=("mate-flash-attention",),
             parameters=("num_splits", "return_softmax_lse"),
         ),

@@ -1,4 +1,4 @@
-"""What runs on Moore Threads GPUs: backend -> rows, the better kernel first.  Portable forms are added by the catalog."""
+"""What runs on Moore Threads GPUs: backend -> rows, the better kernel first.  The catalog adds portable forms."""
 
 from __future__ import annotations
 

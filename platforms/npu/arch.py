@@ -1,4 +1,4 @@
-"""How people write Ascend chips: SoC names (Ascend910B3, Ascend910_9391), short names (910b, 910C, 310P), series (A2, A3).
+"""How people write Ascend chips: SoC names (Ascend910B3, Ascend910_9391), short names (910b, 310P), series (A2, A3).
 
 SoC names: torch_npu, csrc/core/npu/NpuVariables.cpp.  The numbers after the series are bins: the kernels are the same.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 OTHER = "other"  # an Ascend chip that is not listed here
 ARCHS = frozenset({"ascend910", "ascend910b", "ascend910c", "ascend310p", "ascend310b", "ascend950", OTHER})
-FORMS = "910, 910b, 910c, 950, 310p or 310b, also as Ascend910B3, Ascend910_9391, Ascend310P3; or A2 (910b), A3 (910c), A5 (950)"
+FORMS = "910, 910b, 910c, 950, 310p or 310b, also as Ascend910B3 or Ascend910_9391, or A2, A3, A5"
 
 _FORMS = (
     ("ascend910c", r"910_?93(?:\d\d)?|910c\d?|a3"),

@@ -27,7 +27,7 @@ def detect(host: Host) -> Detection:
     if nodes:
         found.append(f"{', '.join(f'/dev/{n}' for n in nodes)}: {len(nodes)} Ascend NPU{'s' if len(nodes) > 1 else ''}")
     if not nodes and not plugin:
-        return Detection("npu", "absent", tuple(found))
+        return Detection("npu", "absent", (f"neither {PACKAGE} nor an NPU (/dev/davinci*) is here",))
     if not nodes:
         # Without CANN the plug-in that PyTorch loads by itself makes `import torch` raise.
         said = "no Ascend NPU is here (/dev/davinci*)" + (

@@ -18,7 +18,8 @@ ASCEND_FA = Kernel(
     "ascend_fa",
     "hal.platforms.npu.kernels:bind_fia",
     layout="bhsd",
-    honours={"causal", "scale", "gqa", "rectangular", "varlen", "lse", "compile", "graph", "mask.bool", "mask.key_padding"},
+    honours={"causal", "scale", "gqa", "rectangular", "varlen", "lse", "compile", "graph"}
+    | {"mask.bool", "mask.key_padding"},
     limits={
         "dtype": HALF,
         "head_dim": range(16, 513, 16),
@@ -39,7 +40,7 @@ ASCEND_FA = Kernel(
             "torch-npu",
             "torch_npu",
             "npu_fused_infer_attention_score",
-            install="pip install torch-npu, of the version of torch, with CANN from https://www.hiascend.com/cann/download",
+            install="pip install torch-npu (of torch's version), with CANN from https://www.hiascend.com/cann/download",
         ),
     ),
     title="Ascend fused inference attention (FIA)",
@@ -59,7 +60,7 @@ def operator() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def bind_fia(call: Call) -> Run:
-    """Masks of FIA are the other way round: True is masked out.  Causality is its mode 3, aligned at the bottom right."""
+    """Masks of FIA are the other way round: True is masked out.  Its mode 3 is causal, aligned at the bottom right."""
     import torch
 
     from hal.backends.torch_sdpa.kernels import looped
@@ -74,7 +75,7 @@ def bind_fia(call: Call) -> Run:
     def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
         """[B, H, S, D], mask [B or 1, 1, Sq, Sk] with True: attend."""
         sq, sk = q.shape[2], k.shape[2]
-        if not sq or not sk:
+        if not q.numel() or not sk:
             out = q.new_zeros(*q.shape[:3], v.shape[3])
             return (out, q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)) if lse else out
         how: dict[str, Any] = {}
@@ -97,7 +98,7 @@ def bind_fia(call: Call) -> Run:
         return (out, stats) if lse else out
 
     def packed(q: Tensor, k: Tensor, v: Tensor, mask: Any, at: Varlen) -> Any:
-        """[T, H, D].  The packed layout takes two head sizes, no causality here, and no sequence that is empty on one side."""
+        """[T, H, D].  The packed layout takes two head sizes, and no sequence that is empty on one side."""
         ends_q, ends_k = at.cu_q[1:].tolist(), at.cu_k[1:].tolist()
         lengths = list(zip(_steps(ends_q), _steps(ends_k)))
         even = all(a and b for a, b in lengths)

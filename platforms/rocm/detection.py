@@ -33,8 +33,8 @@ def detect(platform: ROCm, host: Host) -> Detection:
     if not seen:
         return told("absent", f"no AMD GPU: neither {KFD} nor {WSL} is here")
     if not host.torch_build.get("hip"):
-        why = (f"this PyTorch cannot use {platform.title}",) if host.torch_build else ()
-        return told("unusable", *seen, *why, fix=INSTALL)
+        more = [f"this PyTorch cannot use {platform.title}"] if host.torch_build else []
+        return told("unusable", *seen, *more, fix=INSTALL)
     for name in VISIBLE:
         visible = visible_devices(host.env.get(name))
         if visible == ():
@@ -43,8 +43,8 @@ def detect(platform: ROCm, host: Host) -> Detection:
         if visible:
             seen.append(f"{name} shows {', '.join(map(str, visible))}")
     if host.exists(KFD) and not os.access(os.path.join(host.root, KFD[1:]), os.R_OK | os.W_OK):
-        why = (f"this user may not open {KFD}",)
-        return told("unusable", *seen, *why, fix="add the user to the groups render and video, and log in again")
+        why = f"this user may not open {KFD}"
+        return told("unusable", *seen, why, fix="add the user to the groups render and video, and log in again")
     return told("present", *seen)
 
 

@@ -19,7 +19,7 @@ DEVICE_IDS = {
 }
 OTHER = "other"  # an Intel GPU that is not listed here
 ARCHS = frozenset({*DEVICE_IDS, OTHER})
-FORMS = "a code name (pvc, acm, mtl, arl, lnl, bmg, ptl), a device id such as 0xe20b, or a product such as Arc B580 or Max 1550"
+FORMS = "pvc, acm, mtl, arl, lnl, bmg or ptl, a device id such as 0xe20b, or a product such as Arc B580 or Max 1550"
 
 # Code names with their steppings and SYCL targets: acm-g10, bmg_g21, intel_gpu_pvc.
 _CODE = re.compile(r"(?:intel_gpu_)?(pvc|acm|dg2|ats|mtl|arl|lnl|bmg|ptl)(?:[-_](?:g\d\d|m\d*|vg|[hsu]))*")

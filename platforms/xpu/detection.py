@@ -30,8 +30,7 @@ def detect(host: Host) -> Detection:
         if built:
             fix = "install Intel's GPU driver, or pass /dev/dri into the container"
             return Detection("xpu", "unusable", (*found, "no Intel GPU is here: /sys/class/drm lists none"), fix)
-        if ipex:
-            found.append("no Intel GPU is here: the package alone makes no XPU")
+        found.append("no Intel GPU is here" + (": the package alone makes no XPU" if ipex else ""))
         return Detection("xpu", "absent", tuple(found))
     if not version:
         return Detection("xpu", "unusable", (*found, "torch is not installed"), INSTALL)

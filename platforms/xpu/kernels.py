@@ -28,7 +28,7 @@ XPU_FLASH = Kernel(
             "sgl-kernel",
             "sgl_kernel.flash_attn",
             "flash_attn_varlen_func",
-            install="pip install -v git+https://github.com/sgl-project/sgl-kernel-xpu.git (builds from source with oneAPI)",
+            install="pip install -v git+https://github.com/sgl-project/sgl-kernel-xpu.git (from source, with oneAPI)",
             names=("sglang-kernel-xpu", "sgl-kernel-xpu", "sglang-kernel"),
             parameters=("cu_seqlens_q", "window_size", "return_softmax_lse"),
         ),
@@ -68,7 +68,9 @@ def confirm_flash(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Call) -> str
     """
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.data_ptr() % 16 or any(step % 8 for step, n in zip(t.stride()[:-1], t.shape) if n > 1):
-            return f"{name} has the strides {tuple(t.stride())}; sgl-kernel-xpu wants rows of 16 bytes: pass {name}.contiguous()"
+            return (
+                f"{name} has strides {tuple(t.stride())}; sgl-kernel-xpu takes 16-byte rows: pass {name}.contiguous()"
+            )
     if not call.lse:
         return None
     zeros = q.new_zeros(1, 3, 1, int(call.head_dim or 64))
@@ -81,6 +83,7 @@ def confirm_flash(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Call) -> str
     right = 0 if call.causal else right
     seen = [[j for j in range(3) if (left < 0 or j >= i - left) and (right < 0 or j <= i + right)] for i in (1, 2)]
     wanted = [math.log(len(keys)) for keys in seen]
-    if all(abs(float(got) - want) < 1e-3 for got, want in zip(stats.flatten().tolist(), wanted)):
+    got = stats.flatten().tolist()
+    if all(abs(a - b) < 1e-3 for a, b in zip(got, wanted)):
         return None
-    return f"this build of sgl-kernel-xpu returns a wrong LSE ({stats.flatten().tolist()}, not {wanted}): it needs PR#330 and PR#487"
+    return f"this build of sgl-kernel-xpu returns a wrong LSE ({got}, not {wanted}); take one with PR#330 and PR#487"

@@ -16,7 +16,7 @@ XE3 = frozenset({"ptl"})
 SUPPORT = {
     "fa": (
         Row(XPU_FLASH, {"bmg"}, cite="sgl-project/sgl-kernel-xpu src/BuildOnLinux.cmake: compiled for bmg"),
-        Row(XPU_FLASH, XE_HPC, tier="experimental", cite="sgl-kernel-xpu python/sgl_kernel/flash_attn.py: takes chips with fp64"),
+        Row(XPU_FLASH, XE_HPC, tier="experimental", cite="sgl-kernel-xpu flash_attn.py: chips with fp64"),
     ),
     "torch_sdpa": (
         Row("sdpa.fused", limits={"head_dim": Between(1, 576), "v_head_dim": Between(1, 576)}, lacks={"grad"},

@@ -78,7 +78,10 @@ def test_the_namespace_of_flash_attention_4_without_its_symbols(folder):
     "line, said",
     [
         ("raise OSError('libcudart.so.12: cannot open shared object file')", "OSError: libcudart.so.12: cannot open"),
-        ("raise ImportError('undefined symbol: _ZNK3c106SymInt6sym_neERKS0_')", "undefined symbol: _ZNK3c106SymInt6sym_ne"),
+        (
+            "raise ImportError('undefined symbol: _ZNK3c106SymInt6sym_neERKS0_')",
+            "undefined symbol: _ZNK3c106SymInt6sym_ne",
+        ),
         ("import sys; sys.exit('no CUDA')", "SystemExit: no CUDA"),
         ("1 / 0", "ZeroDivisionError"),
     ],

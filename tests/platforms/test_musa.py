@@ -70,7 +70,7 @@ BUILD = {"__version__": "2.7.1"}
             "/opt/musa/libmusart.so",
         ),
         (RUNTIME, BUILD, PLUGIN, {}, "unusable", "no Moore Threads GPU is here"),
-        ({}, BUILD, (), {}, "absent", "torch 2.7.1 is installed"),
+        ({}, BUILD, (), {}, "absent", "neither torch_musa nor a GPU"),
     ],
 )
 def test_detection(

@@ -1,0 +1,203 @@
+"""From a folder to a picture: what is saved, what is told, and what every kind of bad input says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from attached import STEPS, runs
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+import hal
+from hal.errors import AttachError, HalError
+from hal.integrations import media
+from hal.integrations.generation import generate
+from hal.testing import tiny
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A picture pipeline and a video pipeline, saved."""
+    root = tmp_path_factory.mktemp("pipelines")
+    for name in ("pixart", "ltx"):
+        tiny.PIPELINES[name]().save_pretrained(root / name)
+    return root
+
+
+def call(name, **more):
+    arguments = {**tiny.CALLS[name], "steps": STEPS, **more}
+    arguments["frames"] = arguments.pop("num_frames", None)
+    return arguments
+
+
+def test_a_picture_with_its_receipts(folders, tmp_path):
+    steps = []
+    done = generate(folders / "pixart", "a cat", out=tmp_path / "cat.png", progress=lambda *n: steps.append(n), **call("pixart"))
+    assert Image.open(done.out).size == (8, 8) and done.frames == 1
+    assert steps == [(1, 2), (2, 2)]
+    assert {(r.component, r.role): r.runs for r in done.receipts} == dict(runs())
+    assert sum(r.runs for r in done.receipts if r.component == "transformer") == 2 * 2 * STEPS
+    assert not done.attachment.attached and done.attachment.components["vae"].layers == 2
+    again = generate(folders / "pixart", "a cat", out=tmp_path / "again.png", **call("pixart"))
+    assert (tmp_path / "again.png").read_bytes() == (tmp_path / "cat.png").read_bytes(), "a seed decides"
+    assert again.receipts == done.receipts, "receipts are those of one run"
+    other = generate(folders / "pixart", "a dog", out=tmp_path / "dog.png", **call("pixart"))
+    assert other.out.read_bytes() != done.out.read_bytes(), "a prompt matters"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again.png", "cat.png", "dog.png"]
+
+
+def test_the_picture_is_that_of_the_unattached_pipeline(folders, tmp_path):
+    done = generate(folders / "pixart", "a cat", out=tmp_path / "cat.png", **call("pixart"))
+    pipeline = DiffusionPipeline.from_pretrained(folders / "pixart")
+    arguments = {**tiny.CALLS["pixart"], "num_inference_steps": STEPS, "generator": torch.Generator().manual_seed(0)}
+    want = pipeline(prompt="a cat", **arguments).images[0]
+    assert Image.open(done.out).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".gif", ".mp4"])
+def test_a_video_in_each_form(folders, tmp_path, suffix):
+    done = generate(folders / "ltx", "a cat", out=tmp_path / f"cat{suffix}", **call("ltx"))
+    assert done.frames == 9
+    if suffix == ".png":
+        assert Image.open(done.out).size == (3 * 34 - 2, 3 * 34 - 2)  # a sheet of 3 x 3, 2 pixels apart
+    elif suffix == ".gif":
+        assert Image.open(done.out).n_frames == 9
+    else:
+        import imageio_ffmpeg
+
+        frames = list(imageio_ffmpeg.read_frames(str(done.out)))
+        assert frames[0]["size"] == (32, 32) and len(frames) - 1 == 9
+    assert [p.name for p in tmp_path.iterdir()] == [f"cat{suffix}"]
+
+
+@pytest.mark.parametrize("name", tiny.PIPELINES)
+def test_each_tiny_pipeline_comes_back_from_disk(name, tmp_path):
+    tiny.PIPELINES[name]().save_pretrained(tmp_path)
+    loaded = DiffusionPipeline.from_pretrained(tmp_path)
+    loaded.set_progress_bar_config(disable=True)
+
+    def run(pipeline):
+        arguments = {**tiny.CALLS[name], "num_inference_steps": 1, "generator": torch.Generator().manual_seed(0)}
+        return pipeline(prompt="a cat", output_type="pt", **arguments)[0]
+
+    torch.testing.assert_close(run(loaded), run(tiny.PIPELINES[name]()), rtol=0, atol=1e-5)
+
+
+def no_index(folder):
+    (folder / "model_index.json").unlink()
+
+
+def bad_json(folder):
+    (folder / "model_index.json").write_text("{")
+
+
+def unknown_class(folder):
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "PixArtAlfaPipeline"}))
+
+
+def truncated(folder):
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[:2000])
+
+
+def no_weights(folder):
+    (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (shutil.rmtree, "is not there; --model-path takes the folder"),
+        (no_index, "has no model_index.json.*save_pretrained"),
+        (bad_json, "is damaged.*download the pipeline again"),
+        (unknown_class, "'PixArtAlfaPipeline'.*did you mean 'PixArtAlphaPipeline'.*pip install"),
+        (truncated, "transformer/diffusion_pytorch_model.safetensors' is truncated.*download that file again"),
+        (no_weights, "cannot be loaded: .*check that every folder"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_a_folder_without_a_whole_pipeline_says_what_is_wrong(folders, tmp_path, damage, said):
+    shutil.copytree(folders / "pixart", tmp_path / "model")
+    damage(tmp_path / "model")
+    with pytest.raises(AttachError, match=said):
+        generate(tmp_path / "model", "a cat", out=tmp_path / "cat.png")
+    assert not (tmp_path / "cat.png").exists()
+
+
+def test_a_file_for_a_folder(folders, tmp_path):
+    with pytest.raises(AttachError, match="is a file"):
+        generate(folders / "pixart" / "model_index.json", "a cat", out=tmp_path / "cat.png")
+    with pytest.raises(AttachError, match=r"did you mean .*ltx'\?"):
+        generate(folders, "a cat", out=tmp_path / "cat.png")
+
+
+@pytest.mark.parametrize(
+    "out, said",
+    [("cat.jpg", r"ends in one of \.png, \.gif, \.mp4"), ("cat", "ends in one of"), ("no/cat.png", "does not exist; create it"),
+     ("folder.png", "it is a folder")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, out, said):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(AttachError, match=said):
+        generate(tmp_path / "no model either", "a cat", out=tmp_path / out)
+
+
+@pytest.mark.parametrize("missing, out", [("imageio_ffmpeg", "cat.mp4"), ("PIL", "cat.png")])
+def test_a_missing_writer_names_its_package(monkeypatch, tmp_path, missing, out):
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setattr(media, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(AttachError, match="pip install"):
+        media.writable(tmp_path / out)
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ({"heigth": 8}, "PixArtAlphaPipeline takes no heigth; did you mean 'height'"),
+        ({"num_frames": 9}, "takes no num_frames"),
+        ({"height": 9}, "refused the call: .*divisible"),
+        ({"out": "cat.mp4"}, "makes pictures, not videos"),
+        ({"backend": "fa9"}, "unknown attention backend 'fa9'"),
+        ({"dtype": "bf61"}, "'bf61' is no dtype"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit(folders, tmp_path, more, said):
+    out = tmp_path / more.pop("out", "cat.png")
+    with pytest.raises(HalError, match=said):
+        generate(folders / "pixart", "a cat", out=out, **{**call("pixart"), **more})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_neither_a_part_nor_the_old_file_changed(monkeypatch, tmp_path):
+    path = tmp_path / "cat.png"
+    path.write_bytes(b"old")
+
+    def full(self, file, *rest, **more):
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(AttachError, match="No space left"):
+        media.save([Image.new("RGB", (4, 4))], path)
+    assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["cat.png"]
+
+
+def test_an_interrupted_run_leaves_nothing(folders, tmp_path):
+    def stop(step, steps):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(folders / "pixart", "a cat", out=tmp_path / "cat.png", progress=stop, **call("pixart"))
+    assert not list(tmp_path.iterdir())
+    assert hal.receipts(), "it had run"
+
+
+@pytest.mark.parametrize("count, size, sheet", [(1, (8, 8), (8, 8)), (3, (8, 8), (18, 18)), (6, (8, 8), (28, 18)), (4, (16, 8), (34, 18))])
+def test_a_contact_sheet_is_as_square_as_it_goes(count, size, sheet):
+    assert media.sheet([Image.new("RGB", size)] * count).size == sheet

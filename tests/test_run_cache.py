@@ -1,0 +1,195 @@
+"""One decision per key, counted receipts, and bound decisions that guard what they were decided on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import hal
+from hal import context, run
+from hal.errors import GuardError, NoKernelError
+from hal.facts import Device, Machine
+from hal.policy import AUTOMATIC, Policy, Request
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    run.forget()
+    hal.clear_receipts()
+    yield
+    run.forget()
+
+
+@pytest.fixture
+def decided(monkeypatch):
+    """Every call that was decided, in order."""
+    seen = []
+    real = run.decide
+    monkeypatch.setattr(run, "decide", lambda call, *rest: (seen.append(call), real(call, *rest))[1])
+    return seen
+
+
+def x(*shape, **more):
+    return torch.randn(*(shape or (1, 4, 2, 8)), **more)
+
+
+def policy(*requests, **more):
+    return context.changed(policy=Policy(requests, **more))
+
+
+def test_a_thousand_equal_calls_decide_once(decided):
+    for _ in range(1000):
+        hal.attention(x(), x(), x())
+    assert len(decided) == 1
+    (receipt,) = hal.receipts()
+    assert (receipt.backend, receipt.kernel, receipt.runs, receipt.source) == ("torch_sdpa", "sdpa.cpu", 1000, "automatic")
+
+
+APART = [
+    {"q": (1, 3, 2, 8)}, {"k": (1, 5, 2, 8)}, {"v_dim": 16}, {"dtype": torch.float16}, {"is_causal": True}, {"scale": 0.3},
+    {"dropout_p": 0.1}, {"window": 2}, {"layout": "bhsd"}, {"return_lse": True}, {"role": "cross"}, {"backend": "torch_sdpa"},
+    {"attn_mask": torch.ones(4, 4, dtype=torch.bool)}, {"attn_mask": torch.zeros(4, 4)}, {"attn_mask": torch.zeros(1, 1, 4, 4)},
+    {"attn_mask": torch.zeros(4, 4, requires_grad=True)}, {"strided": True}, {"grad": True}, {"deterministic": True},
+    {"component": "vae"}, {"policy": Policy((Request("torch_sdpa", kernel="sdpa.math"),))}, {"policy": Policy(waive=frozenset({"a"}))},
+    {"machine": Machine("cpu", (Device("x86-64-v2"),), {"torch": "2.13.0"})},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", APART, ids=lambda c: next(iter(c)))
+def test_whatever_a_decision_depends_on_makes_another(decided, change):
+    def call(q=(1, 4, 2, 8), k=(1, 4, 2, 8), v_dim=8, dtype=torch.float32, strided=False, grad=False, deterministic=False, **rest):
+        outer = {n: rest.pop(n) for n in ("component", "policy", "machine") if n in rest}
+        q, k, v = x(*q).to(dtype), x(*k).to(dtype), x(*k[:3], v_dim).to(dtype)
+        if strided:
+            q = torch.cat([q, q], -1)[..., ::2]
+        torch.set_deterministic_debug_mode(1 if deterministic else 0)
+        try:
+            with context.changed(**outer):
+                hal.attention(q.requires_grad_(grad), k, v, **rest)
+        finally:
+            torch.set_deterministic_debug_mode(0)
+
+    call()
+    call(**change)
+    assert len(decided) == 2
+    call(**change)
+    call()
+    assert len(decided) == 2
+
+
+def test_without_gradients_a_tensor_that_could_need_them_is_as_any_other(decided):
+    with torch.no_grad():
+        hal.attention(x(), x(), x())
+        hal.attention(x(requires_grad=True), x(), x())
+    assert len(decided) == 1
+
+
+def test_the_cache_is_bounded_and_receipts_outlive_it(monkeypatch):
+    monkeypatch.setattr(run, "LIMIT", 10)
+    for n in range(1, 36):
+        hal.attention(x(1, n, 1, 8), x(1, n, 1, 8), x(1, n, 1, 8))
+        assert len(run._entries) <= 10
+    assert [r.runs for r in hal.receipts()] == [35]
+
+
+def test_receipts_tell_component_role_fittings_and_source_and_are_cleared():
+    with hal.component("transformer"):
+        hal.attention(x(), x(), x(), role="cross", backend="sdpa")
+        hal.attention(x(1, 4, 2, 16)[..., ::2], x(), x())
+    hal.attention(x(), x(), x(), dropout_p=0.1)
+    told = {(r.component, r.role, r.kernel, r.fittings, r.source) for r in hal.receipts()}
+    assert told == {
+        ("transformer", "cross", "sdpa.cpu", (), "backend='sdpa' of the call"),
+        ("transformer", "self", "sdpa.cpu", ("contiguous",), "automatic"),
+        ("", "self", "sdpa.math", (), "automatic"),
+    }
+    assert all(r.to_json()["runs"] == 1 and r.platform == "cpu" for r in hal.receipts())
+    hal.clear_receipts()
+    assert hal.receipts() == []
+    hal.attention(x(), x(), x(), dropout_p=0.1)
+    assert [r.runs for r in hal.receipts()] == [1]
+
+
+def test_a_refused_call_leaves_no_receipt():
+    with policy(Request("torch_sdpa", kernel="sdpa.cpu", source="--kernel")):
+        with pytest.raises(NoKernelError, match="asked for by --kernel") as refusal:
+            hal.attention(x(), x(), x(), dropout_p=0.5)
+    assert [c.kernel.name for c in refusal.value.decision.candidates if c.kernel][0] == "sdpa.cpu"
+    assert hal.receipts() == []
+
+
+def test_explain_runs_nothing():
+    assert hal.explain(x(), x(), x()).kernel == "sdpa.cpu"
+    assert hal.receipts() == []
+
+
+def test_contexts_nest_and_are_undone():
+    with hal.component("a"), policy(Request("torch_sdpa")):
+        with hal.component("b"):
+            inner = context.current.get()
+            assert (inner.component, inner.policy.requests[0].backend) == ("b", "torch_sdpa")
+        assert context.current.get().component == "a"
+    assert context.current.get() is context.NOTHING and context.current.get().policy is AUTOMATIC
+
+
+def test_each_thread_has_its_own_context_and_all_are_counted():
+    names, failures = [f"c{n}" for n in range(8)], []
+
+    def work(name):
+        try:
+            with hal.component(name):
+                for n in range(50):
+                    hal.attention(x(1, 1 + n % 5, 1, 8), x(1, 1 + n % 5, 1, 8), x(1, 1 + n % 5, 1, 8))
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in names]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+    assert {r.component: r.runs for r in hal.receipts()} == dict.fromkeys(names, 50)
+
+
+# ---- bound decisions
+
+
+def test_a_bound_decision_gives_what_attention_gives_and_is_counted(decided):
+    q, k, v, mask = x(), x(), x(), torch.ones(4, 4).tril().bool()
+    bound = hal.bind(q, k, v, attn_mask=mask, scale=0.3)
+    assert bound.decision.kernel == "sdpa.cpu" and len(decided) == 1
+    assert torch.equal(bound(q, k, v, mask), hal.attention(q, k, v, attn_mask=mask, scale=0.3))
+    bound(k, q, v, mask)
+    assert sum(r.runs for r in hal.receipts()) == 3
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"q": x(1, 5, 2, 8)}, r"the shape of q is torch.Size\(\[1, 5, 2, 8\]\), bound for torch.Size\(\[1, 4, 2, 8\]\)"),
+    ({"k": x(1, 5, 2, 8), "v": x(1, 5, 2, 8)}, "the shape of k is .*; the shape of v is"),
+    ({"q": x().half(), "k": x().half(), "v": x().half()}, "the dtype is torch.float16, bound for torch.float32"),
+    ({"q": x().to("meta")}, "the device is meta, bound for cpu"),
+    ({"q": x(requires_grad=True)}, "the need of gradients is True, bound for False"),
+    ({"v": x(requires_grad=True)}, "the need of gradients is True, bound for False"),
+    ({"attn_mask": None}, "the mask is None"),
+    ({"attn_mask": torch.zeros(4, 4)}, "the mask is"),
+    ({"attn_mask": torch.ones(1, 4).bool()}, "the mask is"),
+])  # fmt: skip
+def test_a_bound_decision_guards_what_it_was_decided_on(change, said):
+    given = {"q": x(), "k": x(), "v": x(), "attn_mask": torch.ones(4, 4).bool()}
+    bound = hal.bind(**given)
+    with pytest.raises(GuardError, match=said + r".*bind again for these tensors, or call hal.attention"):
+        bound(**{**given, **change})
+    assert hal.receipts() == []
+
+
+def test_what_was_bound_without_gradients_is_not_run_with_them():
+    q = x(requires_grad=True)
+    with torch.no_grad():
+        bound = hal.bind(q, q, q, return_lse=True)
+        assert bound.decision.kernel == "sdpa.cpu"  # its LSE has no gradient
+        bound(q, q, q)
+    with pytest.raises(GuardError, match="need of gradients"):
+        bound(q, q, q)
