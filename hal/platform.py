@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .backend import Kernel
@@ -16,6 +15,8 @@ from .facts.flat import FEATURES
 from .rules import Limits, Rule
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .host import Detection, Host
 
 TIERS = ("native", "in-tree", "portable", "experimental")
@@ -73,7 +74,6 @@ class Platform:
     dtypes: frozenset[str] = frozenset({"float16", "bfloat16", "float32", "float64"})
     distributed_backend: str = "gloo"
     visible_variable: str | None = None  # the environment variable that hides devices
-    folder: Path  # where presets and known_bad.toml are
 
     # ---- architectures
 
@@ -104,11 +104,20 @@ class Platform:
         return None
 
     @cached_property
+    def folder(self) -> Path:
+        """Where this platform's presets and known_bad.toml are."""
+        from pathlib import Path
+
+        return Path(str(sys.modules[type(self).__module__].__file__)).parent
+
+    @cached_property
     def presets(self) -> dict[str, Path]:
         return {p.stem: p for p in sorted((self.folder / "presets").glob("*.json"))}
 
     def preset(self, name: str) -> Machine:
         """A facts file, over this platform's software and included packages."""
+        import json
+
         data = json.loads(self.presets[name].read_text("utf-8"))
         data["software"] = {**self.software, **data.get("software", {})}
         data["packages"] = {**self.included, **data.get("packages", {})}

@@ -31,8 +31,8 @@ def settle(call: Call, machine: Machine, catalog: Catalog, policy: Policy, tenso
             detect.learn(unproven.package, state)
             machine = machine.with_packages({unproven.package: state})
             continue
-        confirm = kernel.confirmer()
-        if confirm and tensors:
+        confirm = kernel.confirmer() if tensors else None
+        if confirm:
             refusal = confirm(*tensors, decision.fitted[-1])
             if refusal:
                 call = call.but(refused=(*call.refused, (kernel.name, refusal)))

@@ -161,7 +161,7 @@ def assembled(call: Call, dense: Dense) -> Run:
 
     def one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
         built = mask
-        square = causal and window == (-1, -1) and mask is None and q.shape[2] == k.shape[2]
+        square = causal and window == (-1, -1) and mask is None and bool(q.shape[2] == k.shape[2])  # may be a symbol
         if not square and (causal or window != (-1, -1)):
             built = built_mask(q, k, causal, window, mask)
         if not lse:

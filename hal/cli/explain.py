@@ -73,6 +73,8 @@ def command(
     else:
         from ..settlement import settle
 
+        if not machine.software.get("torch"):
+            click.echo("hal: warning: torch is not installed here, so nothing can run; hal doctor tells more", err=True)
         decision = settle(call, machine, catalog, policy)
     if as_json:
         emit({**decision.to_json(), "assumed": assumed})

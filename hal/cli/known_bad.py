@@ -20,7 +20,8 @@ def command(platforms: tuple[str, ...], as_json: bool) -> None:
     """List the known defects: where, since when, whose word it is, and the name by which --waive overrules each."""
     catalog = installed()
     names = {catalog.platform(p.lower()).name for p in platforms}
-    found = [b for b in catalog.known_bad if not names or b.platform in names or not b.platform]
+    rows_of = {p: {ln.kernel.name for b in catalog.backends for ln in catalog.lines(p, b)} for p in names}
+    found = [b for b in catalog.known_bad if not names or any(b.platform in ("", p) and b.kernels & k for p, k in rows_of.items())]
     if as_json:
         return emit([_json(b) for b in found])
     rows: list[Row] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -70,6 +69,8 @@ class Machine:
     def from_json(data: Any, origin: str = "") -> Machine:
         """Reads what ``to_json`` writes.  Architectures stay as written: their platform reads them."""
         if isinstance(data, (str, bytes)):
+            import json
+
             try:
                 data = json.loads(data)
             except ValueError as e:

@@ -114,12 +114,13 @@ def _judge(module: nn.Module, processor: object) -> tuple[frozenset[str], str]:
                 doors.add("call")
     if SDPA in names:
         doors.add("call")
-    if not doors and (processor is not None or (re.search("atte?n", type(module).__name__, re.I) and "softmax" in names)):
-        why = "it computes attention with its own code"
-    if not doors and "multi_head_attention_forward" in names:
-        why = "it calls torch's multi_head_attention_forward"
     if "flex_attention" in names:
         why = "it calls FlexAttention"
+    if not doors and "multi_head_attention_forward" in names:
+        why = "it calls torch's multi_head_attention_forward"
+    own = processor is not None or (re.search("atte?n", type(module).__name__, re.I) and "softmax" in names)
+    if own and not doors and not why:
+        why = "it computes attention with its own code"
     return frozenset(doors), why
 
 

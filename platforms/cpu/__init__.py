@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform as _python
-from pathlib import Path
 from typing import Any
 
 from hal.facts import Device, Machine
@@ -23,7 +21,6 @@ class CPU(Platform):
     families = {"x86-64": X86, "Arm": ARM}
     arch_forms = "x86-64, x86-64-v1 to x86-64-v4, armv8, armv8.0 to armv8.9, armv9, armv9.0 to armv9.7"
     software = {"torch": "2.13.0"}
-    folder = Path(__file__).parent
 
     def parse_arch(self, text: Any) -> str:
         arch = parse(text)
@@ -36,6 +33,8 @@ class CPU(Platform):
         return Detection(self.name, "present", (f"torch {build} is installed" if build else "torch is not installed",))
 
     def machine(self, host: Host) -> Machine:
+        import platform as _python
+
         arch = "armv8" if _python.machine().lower() in ("aarch64", "arm64") else f"x86-64-v{_level(host)}"
         device = Device(arch, 0, _model(host), _memory(host), self.dtypes)
         return Machine(self.name, (device,), {"torch": host.torch_build.get("version")}, {}, "detected")
@@ -69,6 +68,8 @@ def _level(host: Host) -> int:
 
 
 def _model(host: Host) -> str:
+    import platform as _python
+
     return _field(host, "model name") or _python.processor() or _python.machine()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hal.facts import Machine
@@ -15,7 +14,7 @@ from . import support as matrix
 
 class CUDA(Platform):
     name = device_type = "cuda"
-    title = "NVIDIA GPUs"
+    title = "NVIDIA CUDA"
     support = matrix.SUPPORT
     order = matrix.ORDER
     families = {
@@ -32,7 +31,6 @@ class CUDA(Platform):
     software = {"torch": "2.13.0", "runtime": "13.0", "driver": "580.65.06", "cudnn": "9.20.0.48", "triton": "3.7.1"}
     distributed_backend = "nccl"
     visible_variable = "CUDA_VISIBLE_DEVICES"
-    folder = Path(__file__).parent
 
     def parse_arch(self, text: Any) -> str:
         parsed = arch.parse(text)

@@ -31,7 +31,7 @@ def detect(platform: CUDA, host: Host) -> Detection:
     if not seen:
         return told("absent", f"no NVIDIA device: none of {', '.join((*NODES[:2], DRIVER))} is here")
     if not cuda:
-        more = [f"this PyTorch cannot use {platform.title}"] if host.torch_build else []
+        more = ["this PyTorch cannot use NVIDIA GPUs"] if host.torch_build else []
         return told("unusable", *seen, *more, fix=INSTALL)
     text = host.env.get(VARIABLE)
     visible = visible_devices(text)

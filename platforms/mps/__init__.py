@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hal.facts import Machine
@@ -22,7 +21,6 @@ class MPS(Platform):
     arch_forms = arch.FORMS
     software = {"torch": "2.13.0"}
     dtypes = frozenset({"float16", "bfloat16", "float32"})  # Metal has no float64
-    folder = Path(__file__).parent
 
     def parse_arch(self, text: Any) -> str:
         found = arch.parse(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import Any
 
 from hal.errors import PlatformError
@@ -45,6 +44,8 @@ def machine(platform: Any, host: Host) -> Machine:
 
 
 def _sysctl(name: str) -> str:
+    import subprocess  # only where there is something to ask: it is slow to import
+
     try:
         return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hal.errors import PlatformError
@@ -28,7 +27,6 @@ class MUSA(Platform):
     included = {"torch_musa": "2.7.1"}
     distributed_backend = "mccl"
     visible_variable = detection.VISIBLE
-    folder = Path(__file__).parent
 
     def parse_arch(self, text: Any) -> str:
         found = arch.parse(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import Any
 
 from hal.errors import PlatformError
@@ -55,6 +54,8 @@ def detect(host: Host) -> Detection:
 def sdk_version(host: Host) -> str | None:
     """The version that the MUSA SDK's own tool tells."""
     tool = f"{host.env.get('MUSA_HOME', '/usr/local/musa')}/bin/musa_runtime_version"
+    import subprocess  # only where there is something to ask: it is slow to import
+
     try:
         said = subprocess.run([tool], capture_output=True, text=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hal.errors import PlatformError
@@ -31,7 +30,6 @@ class NPU(Platform):
     included = {"torch_npu": "2.13.0"}
     distributed_backend = "hccl"
     visible_variable = detection.VISIBLE
-    folder = Path(__file__).parent
 
     def parse_arch(self, text: Any) -> str:
         found = arch.parse(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hal.facts import Machine
@@ -15,7 +14,7 @@ from . import support as matrix
 
 class ROCm(Platform):
     name = "rocm"
-    title = "AMD GPUs"
+    title = "AMD ROCm"
     device_type = "cuda"  # PyTorch calls them so
     support = matrix.SUPPORT
     order = matrix.ORDER
@@ -32,7 +31,6 @@ class ROCm(Platform):
     software = {"torch": "2.13.0", "runtime": "7.2", "triton": "3.7.1", f"env.{matrix.VARIABLE}": "unset"}
     distributed_backend = "nccl"  # RCCL, by PyTorch's name
     visible_variable = "HIP_VISIBLE_DEVICES"
-    folder = Path(__file__).parent
 
     def parse_arch(self, text: Any) -> str:
         parsed = arch.parse(text)

@@ -33,7 +33,7 @@ def detect(platform: ROCm, host: Host) -> Detection:
     if not seen:
         return told("absent", f"no AMD GPU: neither {KFD} nor {WSL} is here")
     if not host.torch_build.get("hip"):
-        more = [f"this PyTorch cannot use {platform.title}"] if host.torch_build else []
+        more = ["this PyTorch cannot use AMD GPUs"] if host.torch_build else []
         return told("unusable", *seen, *more, fix=INSTALL)
     for name in VISIBLE:
         visible = visible_devices(host.env.get(name))

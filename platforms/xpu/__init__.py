@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hal.facts import Machine
@@ -26,7 +25,6 @@ class XPU(Platform):
     software = {"torch": "2.13.0"}
     distributed_backend = "xccl"
     visible_variable = "ZE_AFFINITY_MASK"
-    folder = Path(__file__).parent
 
     def parse_arch(self, text: Any) -> str:
         found = arch.parse(text)

@@ -339,11 +339,7 @@ def test_flash_attention_2_is_told_everything():
     compute = {"flash_attn_func": lambda a: told.append(a) or a["q"]}
     with fakes.installed("flash_attn-2.8.3.post1", compute), fakes.workbench(BACKEND, flash_attn="2.8.3"):
         hal.attention(q, k, v, backend="fa", dropout_p=0.25, is_causal=True, window=(5, -1), scale=0.5)
-        torch.use_deterministic_algorithms(True)
-        try:
-            hal.attention(q, k, v, backend="fa")
-        finally:
-            torch.use_deterministic_algorithms(False)
+        bound.fa2(Call.of({**PLAIN, "deterministic": True}))(q, k, v, None, None)
     wanted = {"dropout_p": 0.25, "window_size": (5, -1), "softmax_scale": 0.5, "causal": True}
     assert {name: told[0][name] for name in wanted} == wanted
     assert [a["deterministic"] for a in told] == [False, True]

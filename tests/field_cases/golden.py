@@ -40,7 +40,7 @@ CASES = (
             Row("by SDPA", "910b", "causal=true,kv_len=8192", "torch_sdpa/sdpa.fused"),
             Row("by Ascend's kernel", "910b", "causal=true,kv_len=8192", "fa/ascend_fa", ask="fa"),
         ),
-        tests=(HERE + "test_causality_on_npus_reaches_the_kernel",),
+        tests=("platforms/test_npu.py::test_what_the_operator_is_called_with_and_what_comes_back",),
     ),
     Case("golden 23", "flash_attn raises OSError on import", "broken, message kept, automatic goes on", rows_of="E1",
          tests=(HERE + "test_a_package_that_cannot_be_imported_is_broken_and_says_why",)),

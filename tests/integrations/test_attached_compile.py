@@ -37,7 +37,10 @@ def compiled(model, arguments, **options):
     return out[0], counter.frame_count
 
 
-@pytest.mark.parametrize("name", ["wan", "flux", "sd3", "pixart"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("wan", "flux", "pixart", "ltx")]
+
+
+@pytest.mark.parametrize("name", ["sd3", *SLOW])
 @torch.no_grad()
 def test_an_attached_transformer_compiles_into_one_graph(name):
     model, arguments = tiny.PIPELINES[name]().transformer, {**inputs(name), "return_dict": False}
@@ -50,6 +53,7 @@ def test_an_attached_transformer_compiles_into_one_graph(name):
         assert {role for _, role in runs()} == ({"self"} if name in ("flux", "sd3") else {"self", "cross"})
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_attached_text_encoder_compiles_into_one_graph():
     model, tokens = tiny.t5(), torch.randint(5, 120, (1, 7))
@@ -60,6 +64,7 @@ def test_an_attached_text_encoder_compiles_into_one_graph():
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_blocks_compiled_one_by_one_share_their_code():
     """Regional compilation: two equal blocks are one compilation, attached or not."""
@@ -78,7 +83,7 @@ def test_blocks_compiled_one_by_one_share_their_code():
     assert runs()
 
 
-@pytest.mark.parametrize("name", ["flux", "sd3"])
+@pytest.mark.parametrize("name", ["sd3", pytest.param("flux", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_a_model_compiled_before_is_taken_over_and_given_back(name, zeros):
     model, arguments = tiny.PIPELINES[name]().transformer, {**inputs(name), "return_dict": False}
@@ -112,6 +117,7 @@ def test_a_graph_break_inside_an_attention_loses_no_call(zeros):
     assert torch.overrides._len_torch_function_stack() == 0
 
 
+@pytest.mark.slow
 def test_gradients_pass_through_compiled_attention():
     model, arguments = tiny.sd3().transformer, inputs("sd3")
 

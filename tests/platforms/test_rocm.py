@@ -147,7 +147,7 @@ def test_devices_and_software_are_those_that_torch_names(monkeypatch: pytest.Mon
 
 def test_a_machine_without_devices_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch([], "2.13.0", hip="7.2"))  # type: ignore[arg-type]
-    with pytest.raises(PlatformError, match=r"AMD GPUs: no device is here.*HIP_VISIBLE_DEVICES='' hides every device"):
+    with pytest.raises(PlatformError, match=r"AMD ROCm: no device is here.*HIP_VISIBLE_DEVICES='' hides every device"):
         ROCM.machine(host(tmp_path, HERE, BUILD, HIP_VISIBLE_DEVICES=""))
     monkeypatch.setitem(sys.modules, "torch", fake_torch([], "2.13.0+cu130", cuda="13.0"))  # type: ignore[arg-type]
     with pytest.raises(PlatformError, match=r"pip install torch .*whl/rocm"):
