@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .facts import CALL_FACTS
 from .fittings import BY_REASON, FITTINGS, next_allowed
-from .rules import Reason, show
+from .rules import Reason, check, show
 
 if TYPE_CHECKING:
     from .decision import Candidate, Decision
@@ -32,7 +33,7 @@ def fix(r: Reason) -> str:
 
 def advice(d: Decision) -> tuple[str, ...]:
     """The one change, which hal may not make by itself, that would bring what was asked for or something better."""
-    order = [p.backend for p, _ in d.catalog.order(d.machine.platform)]
+    order = _preferred(d)
     out: list[str] = []
     for c in d.candidates:
         if d.chosen and c.line is d.chosen.line:
@@ -45,6 +46,17 @@ def advice(d: Decision) -> tuple[str, ...]:
         if fallback:
             out.append(f"{d.request.backend} declares {fallback} as its fallback; ask for {fallback} to use it")
     return tuple(dict.fromkeys(out))
+
+
+def _preferred(d: Decision) -> set[str]:
+    """Backends that the platform's order prefers on this device, for a call that might be another one."""
+    out = set()
+    for prefer, tests in d.catalog.order(d.machine.platform):
+        missed: list[Reason] = []
+        check(tuple(t for t in tests if t.fact not in CALL_FACTS), d.facts, missed)
+        if not missed:
+            out.add(prefer.backend)
+    return out
 
 
 def _one_change(c: Candidate) -> str:

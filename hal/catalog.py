@@ -236,10 +236,12 @@ def read_known_bad(path: Path, owner: str, platform: str = "") -> list[KnownBad]
     """Rules from TOML: ``[[rule]]`` with id, kernels, when, require, effect, note, fix, citation, waiver."""
     if not path.is_file():
         return []
-    try:
+    import sys
+
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
+    else:
+        import tomli as tomllib
 
     out = []
     for entry in tomllib.loads(path.read_text("utf-8")).get("rule", []):

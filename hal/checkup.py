@@ -37,6 +37,9 @@ class Level(NamedTuple):
     note: str = ""
 
 
+NOT_ASKED = Level()
+
+
 @dataclass
 class Check:
     """The four answers of one kernel on one device.  ``error`` is the largest of an element, against the oracle."""
@@ -46,10 +49,10 @@ class Check:
     tier: str
     device: int | None = None
     arch: str | None = None
-    installed: Level = Level()
-    imports: Level = Level()
-    supported: Level = Level()
-    right: Level = Level()
+    installed: Level = NOT_ASKED
+    imports: Level = NOT_ASKED
+    supported: Level = NOT_ASKED
+    right: Level = NOT_ASKED
     fix: str = ""
     call: str = ""
     error: float | None = None
@@ -61,7 +64,8 @@ class Check:
         return next((x for x in (getattr(self, n) for n in LEVELS) if not x.ok), None)
 
     def to_json(self) -> dict[str, Any]:
-        plain = {k: getattr(self, k) for k in ("backend", "kernel", "tier", "device", "arch", "fix", "call", "tolerance")}
+        names = ("backend", "kernel", "tier", "device", "arch", "fix", "call", "tolerance")
+        plain = {k: getattr(self, k) for k in names}
         error = self.error if self.error == self.error else "nan"
         return {**plain, "error": error, "levels": {name: getattr(self, name)._asdict() for name in LEVELS}}
 
@@ -114,13 +118,17 @@ class Checkup:
         }
 
 
-def examine_here(said: Callable[[str], None] = lambda text: None) -> Checkup:
+Said = Callable[[str], None]
+
+
+def examine_here(said: Said = lambda text: None) -> Checkup:
     """Examine the machine that is really here.  ``said`` is told what is being done."""
     d = detect.detected()
     catalog = plugins.catalog(detect.ignored())
     said("importing torch")
     torch = _torch()
-    out = Checkup(torch, torch_fix(torch), detections=d.detections, problems=[_told(p.error, str(p)) for p in catalog.problems])
+    out = Checkup(torch, torch_fix(torch), detections=d.detections)
+    out.problems = [_told(p.error, str(p)) for p in catalog.problems]
     out.packages = dict(probe.look_all(catalog))
     try:
         platform = detect.real_platform()
@@ -136,11 +144,11 @@ def examine_here(said: Callable[[str], None] = lambda text: None) -> Checkup:
     return out
 
 
-def examine_machine(out: Checkup, platform: Platform, catalog: Catalog, said: Callable[[str], None] = lambda text: None) -> None:
+def examine_machine(out: Checkup, platform: Platform, catalog: Catalog, said: Said = lambda text: None) -> None:
     """Prove the packages and run the kernels; one device of each architecture speaks for those like it."""
-    lines = [ln for b in catalog.backends_in_order(platform.name) for ln in catalog.lines(platform.name, b)]
+    backends = catalog.backends_in_order(platform.name)
     found: dict[Needs, Package] = {}
-    for n in {n: None for ln in lines for n in ln.needs}:
+    for n in {n: None for b in backends for line in catalog.lines(platform.name, b) for n in line.needs}:
         found[n] = before = out.packages[n.package]
         if before.state == "found" and out.torch.available:
             said(f"importing {n.module}")
@@ -149,16 +157,15 @@ def examine_machine(out: Checkup, platform: Platform, catalog: Catalog, said: Ca
         if out.packages[n.package].state != "usable":
             out.packages[n.package] = p
             detect.learn(n.package, p)
+    devices: dict[str, Device | None] = {}
+    for d in out.machine.devices if out.machine else ():
+        devices.setdefault(d.arch, d)
     if out.machine:
         out.machine = out.machine.with_packages(out.packages)
-    first: dict[str, Device] = {}
-    for d in out.machine.devices if out.machine else ():
-        first.setdefault(d.arch, d)
-    for device in first.values() or (None,):
+    for arch, device in (devices or {"": None}).items():
         bed = _Bed(platform, device, out.machine, catalog, out.torch, found)
         mine = []
-        arch = device.arch if device else ""
-        for line in (ln for b in catalog.backends_in_order(platform.name) for ln in catalog.lines(platform.name, b, arch)):
+        for line in (line for b in backends for line in catalog.lines(platform.name, b, arch)):
             said(f"running {line.backend.name} by {line.kernel.name}")
             mine.append(bed.check(line))
         out.checks += mine
@@ -192,11 +199,11 @@ class _Bed:
 
     def _packages(self, line: Line) -> tuple[Level, Level, str]:
         if self.torch.state == "absent":
-            return Level(False, "torch is absent"), Level(), ""
+            return Level(False, "torch is absent"), NOT_ASKED, ""
         states = [(n, self.found[n]) for n in line.needs]
         for n, p in states:
             if p.state == "absent":
-                return Level(False, f"{n.package} is absent"), Level(), n.install
+                return Level(False, f"{n.package} is absent"), NOT_ASKED, n.install
         here = Level(True, ", ".join(f"{n.package} {p.version or ''}".strip() for n, p in states))
         if not self.torch.available:
             return here, Level(False, "torch does not import"), ""
@@ -257,7 +264,7 @@ class _Bed:
         import torch
 
         random = torch.Generator().manual_seed(0)
-        shape = (call.batch, call.q_len, call.heads, call.head_dim)
+        shape = [int(n or 0) for n in (call.batch, call.q_len, call.heads, call.head_dim)]
         to = {"device": torch.device(self.platform.device_type, call.device), "dtype": getattr(torch, str(call.dtype))}
         return tuple(torch.randn(shape, generator=random).to(**to) for _ in range(3))
 
@@ -283,7 +290,10 @@ class _Bed:
             return Default(None, None, None, None, False, "the devices cannot be read")
         here = self.device.index, self.device.arch
         try:
-            d = self._decided(AUTOMATIC)[0] if self.torch.available else resolve(self._calls()[0], self.machine, self.catalog)
+            if self.torch.available:
+                d, _ = self._decided(AUTOMATIC)
+            else:
+                d = resolve(self._calls()[0], self.machine, self.catalog)
         except Exception as e:
             return Default(*here, None, None, False, f"raised {_short(e)}")
         if d.chosen is None:

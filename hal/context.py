@@ -35,8 +35,9 @@ class Position(NamedTuple):
 
 _interned: dict[tuple[Any, ...], Context] = {}
 NOTHING = Context()
+NOWHERE = Position()
 current: ContextVar[Context] = ContextVar("hal", default=NOTHING)
-_position: ContextVar[Position] = ContextVar("hal_position", default=Position())
+_position: ContextVar[Position] = ContextVar("hal_position", default=NOWHERE)
 _interned[NOTHING.policy, NOTHING.machine, NOTHING.component] = NOTHING
 
 

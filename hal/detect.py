@@ -26,7 +26,7 @@ def detections(platforms: Mapping[str, Platform], host: Host) -> tuple[Detection
     for p in platforms.values():
         try:
             out.append(p.detect(host))
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             out.append(Detection(p.name, "unusable", (f"its detection raised {type(e).__name__}: {e}",)))
     return tuple(out)
 

@@ -77,7 +77,7 @@ def _wrap_pack(run: Run, before: Any, after: Any) -> Run:
 
         if not bshd:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        b, s, h = q.shape[:3]
+        b, s = q.shape[:2]
         keep = mask.reshape(-1, mask.shape[-1]).expand(b, -1)
         lengths = keep.sum(-1, dtype=torch.int32)
         cu_k = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
@@ -86,7 +86,7 @@ def _wrap_pack(run: Run, before: Any, after: Any) -> Run:
         out, stats = out if lse else (out, None)
         out = out.unflatten(0, (b, s))
         out = out if bshd else out.transpose(1, 2)
-        return (out, stats.unflatten(1, (b, s)).transpose(0, 1)) if lse else out
+        return out if stats is None else (out, stats.unflatten(1, (b, s)).transpose(0, 1))
 
     return packed
 

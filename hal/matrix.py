@@ -9,7 +9,6 @@ from .catalog import Catalog, Line
 from .platform import TIERS, Platform
 from .rules import OneOf, plain, show
 
-
 DTYPE_ORDER = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
 
 

@@ -73,7 +73,8 @@ def entry_points(path: tuple[str, ...] | None = None) -> tuple[EntryPoint, ...]:
 
 
 def _parsed(text: str, distribution: str) -> list[EntryPoint]:
-    out, group = [], ""
+    out: list[EntryPoint] = []
+    group = ""
     if f"[{PLATFORMS}]" not in text and f"[{BACKENDS}]" not in text:
         return out
     for line in text.splitlines():
@@ -99,7 +100,7 @@ def _archived(folder: str, seen: set[str]) -> list[EntryPoint]:
     return out
 
 
-def load(group: str, kind: type, ignore: frozenset[str]) -> tuple[dict[str, Any], list[Problem]]:
+def load(group: str, kind: type[Any], ignore: frozenset[str]) -> tuple[dict[str, Any], list[Problem]]:
     """Objects by name; a plug-in that fails, or that takes a name of another, is a Problem and not an exception."""
     found: dict[str, Any] = {}
     owner: dict[str, EntryPoint] = {}

@@ -150,7 +150,8 @@ def within(text: str, version: str) -> Verdict:
         return None
     # An alpha of 2.12 is a 2.12 for every practical limit: only a set that itself names a pre-release orders them.
     if not any(Version(s.version.removesuffix(".*")).is_prerelease for s in spec if s.operator != "==="):
-        found = Version(found.base_version)
+        post = "" if found.post is None else f".post{found.post}"
+        found = Version(found.base_version + post)
     return spec.contains(found, prereleases=True)
 
 
@@ -226,7 +227,8 @@ def _meets(limit: Any) -> Callable[[Any, Facts], Verdict]:
     if isinstance(limit, Spec):
         return limit.meets
     if isinstance(limit, (set, frozenset, range)):
-        return lambda x, facts, allowed=limit.__contains__: allowed(x)
+        contains = limit.__contains__
+        return lambda x, facts: contains(x)
     return lambda x, facts: bool(x == limit)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
 from torch.compiler import is_compiling
 
@@ -15,7 +14,7 @@ from .decision import Decision
 from .errors import CallError, GuardError, SimulationError
 from .facts import Call
 from .fittings import Run, Varlen
-from .policy import Policy, Request
+from .policy import Request
 from .resolver import resolve
 from .settlement import settle
 from .tensors import call_of, four_axes, varlen_call_of
@@ -92,10 +91,10 @@ def attention(
     if is_compiling() and context.generation >= 0:  # reading it makes torch.compile trace again when the policy changes
         from .compiled import traced
 
-        given = {n: x for n, x in (("attn_mask", attn_mask), ("scale", scale), ("window", window), ("backend", backend)) if x is not None}
+        given: dict[str, Any] = {n: x for n, x in (("attn_mask", attn_mask), ("scale", scale), ("window", window), ("backend", backend)) if x is not None}
         return traced(q, k, v, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=enable_gqa, layout=layout,
                       return_lse=return_lse, role=role, **given)  # fmt: skip
-    key = (
+    key: tuple[Any, ...] = (
         q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device,
         is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad), are_deterministic_algorithms_enabled(),
         is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend, current.get(),
@@ -229,7 +228,7 @@ def guarded_run(decision: Decision, q: Tensor, k: Tensor, mask: Tensor | None) -
         s = 1 if decision.call.layout == "bshd" else 2
         shape = four_axes(mask, q.shape[0], q.shape[s], k.shape[s])
         inner = run
-        run = lambda q, k, v, mask, varlen: inner(q, k, v, mask.view(shape), varlen)  # noqa: E731
+        run = lambda q, k, v, mask, varlen: inner(q, k, v, mask.view(shape), varlen)
     return run
 
 
@@ -260,7 +259,7 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
             q.shape != q_shape or k.shape != k_shape or v.shape != v_shape
             or q.dtype is not dtype or q.device != device
             or (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) is not grad
-            or (attn_mask is not None or mask_key is not None) and _mask_signature(attn_mask) != mask_key
+            or ((attn_mask is not None or mask_key is not None) and _mask_signature(attn_mask) != mask_key)
         ):  # fmt: skip
             _refuse((*key, mask_key), (*_signature(q, k, v), _mask_signature(attn_mask)))
         entry.runs += 1
@@ -296,7 +295,7 @@ def receipts() -> list[Receipt]:
         if entry.runs:
             key = _summary(entry)
             total[key] = total.get(key, 0) + entry.runs
-    return sorted((Receipt(*key, runs=n) for key, n in total.items()), key=lambda r: -r.runs)
+    return sorted((Receipt(*(*key, n)) for key, n in total.items()), key=lambda r: -r.runs)
 
 
 def clear_receipts() -> None:

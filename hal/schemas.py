@@ -15,7 +15,12 @@ _COUNT = {"type": "integer", "minimum": 0}
 
 
 def _object(properties: dict[str, Any], required: list[str] | None = None, **more: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties) if required is None else required, **more}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties) if required is None else required,
+        **more,
+    }
 
 
 def _maybe(schema: dict[str, Any], what: str = "") -> dict[str, Any]:
@@ -32,7 +37,10 @@ def device() -> dict[str, Any]:
         {
             "index": {**_COUNT, "description": "its index on the machine; its place in the list where not given"},
             "name": _TEXT,
-            "arch": {**_TEXT, "description": "an architecture in any form that its platform reads, such as sm90 or gfx942"},
+            "arch": {
+                **_TEXT,
+                "description": "an architecture in any form that its platform reads, such as sm90 or gfx942",
+            },
             "memory": _maybe(_COUNT, "bytes"),
             "dtypes": _list({"type": "string", "enum": sorted(DTYPES)}),
             "shared_memory": _maybe(_COUNT, "bytes that one block or work-group may use"),
@@ -44,7 +52,9 @@ def device() -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """A machine's facts: what ``hal explain --on FACTS.json`` reads."""
-    state = _object({"state": {"enum": list(PACKAGE_STATES)}, "version": _TEXT, "note": _TEXT}, [], additionalProperties=False)
+    state = _object(
+        {"state": {"enum": list(PACKAGE_STATES)}, "version": _TEXT, "note": _TEXT}, [], additionalProperties=False
+    )
     package = {"anyOf": [state, {**_TEXT, "description": "the version"}, {"type": "null", "description": "absent"}]}
     return {
         "$schema": _DRAFT,

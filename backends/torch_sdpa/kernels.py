@@ -47,7 +47,7 @@ def flash(call: Call) -> Run:
     op, p, scale, lse = torch.ops.aten._scaled_dot_product_flash_attention.default, call.dropout, scale_of(call), call.lse
 
     def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Any:
-        out = op(q, k, v, p, causal, False, scale=scale)
+        out = op(q, k, packed_on_hip(v), p, causal, False, scale=scale)
         return (out[0], out[1]) if lse else out[0]
 
     return assembled(call, dense)
@@ -59,7 +59,7 @@ def efficient(call: Call) -> Run:
 
     def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Any:
         bias = aligned(additive(mask, q, q.dtype), q, k)
-        out = op(q, k, v, bias, wanted, p, causal, scale=scale)
+        out = op(q, k, packed_on_hip(v), bias, wanted, p, causal, scale=scale)
         return (out[0], out[1][..., : q.shape[2]]) if lse else out[0]
 
     return assembled(call, dense)
@@ -149,6 +149,11 @@ def scale_of(call: Call) -> float | None:
     return None if call.scale == "default" else call.scale  # type: ignore[return-value]
 
 
+def packed_on_hip(v: Tensor) -> Tensor:
+    """AOTriton gives wrong numbers for a v that is a transposed view, as every [B, S, H, D] tensor is here (ROCm/pytorch#3230)."""
+    return v.contiguous() if torch.version.hip else v
+
+
 def needs_mask(call: Call) -> bool:
     """Whether what is asked must be built into a mask: windows, and causal calls that PyTorch would align otherwise."""
     square = call.q_len is not None and call.q_len == call.kv_len
@@ -187,7 +192,7 @@ def looped(one: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, varlen: Var
             continue
         if c == d:
             out = q.new_zeros(b - a, q.shape[1], v.shape[2])
-            stat = torch.full((q.shape[1], b - a), -torch.inf, dtype=wide, device=q.device)
+            stat: Any = torch.full((q.shape[1], b - a), -torch.inf, dtype=wide, device=q.device)
         else:
             got = one(*(t[s:e].transpose(0, 1)[None] for t, s, e in ((q, a, b), (k, c, d), (v, c, d))), None)
             out, stat = (got[0], got[1][0]) if lse else (got, None)

@@ -70,8 +70,10 @@ def show(out: Screen, c: Checkup) -> None:
     out.heading("Verdict")
     for v in c.defaults:
         which = f" on {v.arch}" if v.arch else ""
-        what = f"runs {v.backend} by {v.kernel}" if v.backend else "cannot run"
-        out.line(("  pass" if v.ok else "  FAIL", "bold green" if v.ok else "bold red"), f"  a plain call{which} {what}: {v.note}")
+        verb = "runs" if v.ok else "would run"
+        what = f"{verb} {v.backend} by {v.kernel}" if v.backend else "cannot run"
+        mark = ("  pass", "bold green") if v.ok else ("  FAIL", "bold red")
+        out.line(mark, f"  a plain call{which} {what}: {v.note}")
     if not c.defaults:
         out.line(("  FAIL", "bold red"), "  no platform is chosen, so nothing can run")
 

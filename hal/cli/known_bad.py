@@ -20,8 +20,12 @@ def command(platforms: tuple[str, ...], as_json: bool) -> None:
     """List the known defects: where, since when, whose word it is, and the name by which --waive overrules each."""
     catalog = installed()
     names = {catalog.platform(p.lower()).name for p in platforms}
-    rows_of = {p: {ln.kernel.name for b in catalog.backends for ln in catalog.lines(p, b)} for p in names}
-    found = [b for b in catalog.known_bad if not names or any(b.platform in ("", p) and b.kernels & k for p, k in rows_of.items())]
+    kernels = {p: {line.kernel.name for b in catalog.backends for line in catalog.lines(p, b)} for p in names}
+
+    def concerns(b: KnownBad) -> bool:
+        return not names or any(b.platform in ("", p) and b.kernels & kernels[p] for p in names)
+
+    found = [b for b in catalog.known_bad if concerns(b)]
     if as_json:
         return emit([_json(b) for b in found])
     rows: list[Row] = []

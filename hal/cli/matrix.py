@@ -19,7 +19,9 @@ STYLES = {"native": "green", "in-tree": "green", "portable": "", "experimental":
 
 
 @click.command(short_help="Show what is supported where.")
-@click.option("--format", "style", type=click.Choice(FORMATS), default="table", help="How to print it.", show_default=True)
+@click.option(
+    "--format", "style", type=click.Choice(FORMATS), default="table", help="How to print it.", show_default=True
+)
 @click.option("--platform", "platforms", multiple=True, metavar="NAME", help="Only this platform.")
 @as_json
 def command(style: str, platforms: tuple[str, ...], as_json: bool) -> None:

@@ -53,7 +53,11 @@ def on_machine(f: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--without", multiple=True, metavar="NAME", help="Take a package away."),
         click.option(
-            "--with", "with_", multiple=True, metavar="NAME==VERSION", help="Add a package, or set torch, cudnn or triton."
+            "--with",
+            "with_",
+            multiple=True,
+            metavar="NAME==VERSION",
+            help="Add a package, or set torch, cudnn or triton.",
         ),
         click.option("--on", metavar="MACHINE", help="A preset, platform:arch, or a facts file; else this machine."),
     ):

@@ -100,7 +100,9 @@ class RichScreen(Screen):
         from rich.padding import Padding
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", show_edge=False, padding=(0, 1, 0, 0))
+        table = Table(
+            box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", show_edge=False, padding=(0, 1, 0, 0)
+        )
         for i, name in enumerate(columns):
             table.add_column(name, overflow="fold", no_wrap=i == 0)
         for row in rows:

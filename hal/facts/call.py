@@ -117,7 +117,7 @@ class Call:
         said = []
         for k in KINDS:
             x = getattr(self, k)
-            if x != _PLAIN[k] and not (k in _FOLLOWS and x == getattr(self, _FOLLOWS[k])):
+            if x != (getattr(self, _FOLLOWS[k]) if k in _FOLLOWS else _PLAIN[k]):
                 said.append(f"{k}={'?' if x is None else ':'.join(map(str, x)) if isinstance(x, tuple) else x}")
         return ",".join(said).replace("=True", "=true").replace("=False", "=false")
 

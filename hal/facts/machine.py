@@ -78,9 +78,14 @@ class Machine:
         where = f"{origin}: " if origin else ""
         keys = ("platform", "devices", "software", "packages", "origin")
         _only(data, keys, where + "a machine")
+        if not isinstance(data.get("origin", ""), str):
+            raise FactError(f"{where}origin is {data['origin']!r}; it must be text")
         if not isinstance(data.get("platform"), str) or not isinstance(data.get("devices"), list) or not data["devices"]:
             raise FactError(f"{where}a machine needs a platform (text) and devices (a list of at least one)")
         devices = tuple(_device(d, i, where) for i, d in enumerate(data["devices"]))
+        indices = [d.index for d in devices]
+        if twice := [i for i in indices if indices.count(i) > 1]:
+            raise FactError(f"{where}two devices have the index {twice[0]}")
         software, packages = data.get("software") or {}, data.get("packages") or {}
         for part, value in (("software", software), ("packages", packages)):
             if not isinstance(value, dict):
@@ -92,7 +97,7 @@ class Machine:
             data["platform"].lower(),
             devices,
             dict(software),
-            {package_key(n): Package.of(p) for n, p in packages.items()},
+            {package_key(n): _package(n, p, where) for n, p in packages.items()},
             origin or data.get("origin", ""),
         )
 
@@ -106,6 +111,13 @@ def _only(data: Any, keys: Iterable[str], what: str) -> None:
             raise FactError(f"{what} has the unknown key {k!r}{did_you_mean(k, keys)} (known: {', '.join(keys)})")
 
 
+def _package(name: str, value: Any, where: str) -> Package:
+    try:
+        return Package.of(value)
+    except FactError as e:
+        raise FactError(f"{where}package {name}: {e}") from None
+
+
 def _device(data: Any, index: int, where: str) -> Device:
     what = f"{where}device {index}"
     _only(data, ("index", "name", "arch", "memory", "dtypes", "shared_memory"), what)
@@ -117,12 +129,20 @@ def _device(data: Any, index: int, where: str) -> Device:
     for k in ("index", "memory", "shared_memory"):
         if data.get(k) is not None and (not isinstance(data[k], int) or isinstance(data[k], bool) or data[k] < 0):
             raise FactError(f"{what} has {k} {data[k]!r}; it must be a whole number from 0")
-    dtypes = data.get("dtypes")
+    name, dtypes = data.get("name", ""), data.get("dtypes")
+    if not isinstance(name, str):
+        raise FactError(f"{what} has the name {name!r}; it must be text")
+    if dtypes is not None and not isinstance(dtypes, list):
+        raise FactError(f"{what} has dtypes {dtypes!r}; they must be a list, such as [\"bfloat16\"]")
+    try:
+        dtypes = None if dtypes is None else frozenset(map(dtype_name, dtypes))
+    except FactError as e:
+        raise FactError(f"{what}: {e}") from None
     return Device(
         str(arch),
         data["index"] if data.get("index") is not None else index,
-        str(data.get("name") or ""),
+        name,
         data.get("memory"),
-        None if dtypes is None else frozenset(map(dtype_name, dtypes)),
+        dtypes,
         data.get("shared_memory"),
     )

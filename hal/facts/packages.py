@@ -49,6 +49,8 @@ class Package:
         if isinstance(value, str):
             return Package("usable", value)
         if isinstance(value, dict) and set(value) <= {"state", "version", "note"}:
+            if wrong := [(k, x) for k, x in value.items() if not isinstance(x, str)]:
+                raise FactError(f"{wrong[0][0]} {wrong[0][1]!r} is no text")
             return Package(**{"state": "usable", **value})
         raise FactError(f"{value!r} is no package: give a version, null, or an object of state, version, note")
 

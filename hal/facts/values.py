@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -102,16 +103,13 @@ def _number(low: float, high: float, open_high: bool = False) -> Callable[[Any],
 def _scale(x: Any) -> Any:
     if str(x).strip().lower() in {"default", "none"}:
         return "default"
-    n = float(x)
-    if n != n or n in (float("inf"), float("-inf")):
-        raise ValueError
-    return n
+    return _number(-sys.float_info.max, sys.float_info.max)(x)
 
 
 def _window(x: Any) -> tuple[int, int]:
     """(left, right) in tokens; -1 is unlimited; one number means both sides."""
     if isinstance(x, (tuple, list)):
-        left, right = (int(n) for n in x)
+        left, right = map(_whole(-1), x)
     else:
         t = str(x).strip().lower().strip("()[]")
         if t in {"false", "none", "no", "off"}:

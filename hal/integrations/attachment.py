@@ -68,6 +68,7 @@ def attach(model: Any, *, component: str | None = None, backend: str | None = No
     transformers model (``component`` names it; by default ``transformer``, ``unet``, ``vae``, ``controlnet`` or
     ``text_encoder``, as its class name says).  ``backend`` is passed to hal with every call.
 
+    Set processors (IP-Adapter, fused projections) before: one that is put in while attached may bypass hal.
     Nothing that other models use is changed.  Attention that hal cannot reach is named in one warning per component;
     it runs as before.  Raises :class:`AttachError` for anything else than a model or pipeline, for one that has no
     attention that hal can reach, and for one that is attached already.
@@ -135,16 +136,18 @@ def _take_over(
         cls = type(module)
         route = Route(name, site.layer, other_sequence(cls), "call" in site.doors, policy)
         vars(module)["_hal_route"] = route
-        module.__class__ = classes.setdefault(cls, routed(cls))
-        undo.callback(_give_back, module, cls)
+        if cls not in classes:
+            classes[cls] = routed(cls)
+        module.__class__ = classes[cls]
+        undo.callback(_give_back, module, cls, classes[cls])
         if "backend" in site.doors:
             _set_backend(module.processor, undo)
     _set_interface(model, [module for site, module in sites.items() if "interface" in site.doors], undo)
 
 
-def _give_back(module: nn.Module, cls: type[nn.Module]) -> None:
+def _give_back(module: nn.Module, cls: type[nn.Module], ours: type[nn.Module]) -> None:
     vars(module).pop("_hal_route", None)
-    if type(module).__bases__ == (cls,):  # else someone else put a class on top; without a route ours does nothing
+    if type(module) is ours:  # else someone put a class on top; without a route ours does nothing
         module.__class__ = cls
 
 
@@ -209,7 +212,9 @@ def _warning(found: Component) -> str:
     for one in found.unreached:
         why.setdefault((one.cls, one.why), []).append(one.name)
     told = "; ".join(f"{cls} ({len(n)} x, first: {n[0]!r}): {text}" for (cls, text), n in why.items())
-    return f"hal does not reach all attention of component {found.name!r} ({found.cls}); that part runs as before: {told}"
+    return (
+        f"hal does not reach all attention of component {found.name!r} ({found.cls}); that part runs as before: {told}"
+    )
 
 
 def _nothing(model: Any, components: dict[str, Component]) -> str:

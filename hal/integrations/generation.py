@@ -86,7 +86,9 @@ def generate(
     seconds = time.perf_counter() - start
     images = _images(made, name)
     media.save(images, path, fps)
-    done = tuple(r for r in (replace(r, runs=r.runs - before.get(replace(r, runs=0), 0)) for r in receipts()) if r.runs > 0)
+    done = tuple(
+        r for r in (replace(r, runs=r.runs - before.get(replace(r, runs=0), 0)) for r in receipts()) if r.runs > 0
+    )
     return Generation(path, attachment, done, len(images), seconds)
 
 

@@ -16,6 +16,7 @@ compiled earlier.  What the site then calls ends here through one of three doors
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -52,9 +53,16 @@ class Route:
         name, place = self.other
         other = args[place] if len(args) > place else kwargs.get(name)
         own = args[0] if args else kwargs.get("hidden_states")
-        if not isinstance(other, Tensor) or other is own or other.dim() < 2:
-            return None
-        return other.shape[-2]
+        return None if other is own else _tokens(other)
+
+
+def _tokens(sequence: Any) -> int | None:
+    """Length of ``(batch, tokens, channels)``; of several sequences (an image prompt beside the text) all together."""
+    if isinstance(sequence, Tensor):
+        return sequence.shape[-2] if sequence.dim() > 1 else None
+    if isinstance(sequence, (tuple, list)):
+        return sum(_tokens(part) or 0 for part in sequence) or None
+    return None
 
 
 class _Here(threading.local):
@@ -71,7 +79,7 @@ def routed(cls: type[nn.Module]) -> type[nn.Module]:
     """A subclass of ``cls`` that says, while it runs, by which ``_hal_route`` its attention goes."""
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        call = super(made, self).__call__
+        call = super(made, self).__call__  # type: ignore[arg-type]
         route = getattr(self, "_hal_route", None)
         if route is None:
             return call(*args, **kwargs)
@@ -130,10 +138,22 @@ def _run(
 
             given = {name: value for name, value in arguments.items() if value is not None}
             return component_attention(q, k, v, route.component, given)
-        with context.component(route.component), context.position(layer=route.layer):
+        around = context.current.set(_inside(context.current.get(), route.component))
+        place = context._position.set(context.where()._replace(layer=route.layer))
+        try:
             return attention(q, k, v, **arguments)
+        finally:
+            context._position.reset(place)
+            context.current.reset(around)
     finally:
         _here.stack.pop()
+
+
+@functools.lru_cache(maxsize=64)
+def _inside(outer: context.Context, name: str) -> context.Context:
+    """The running context with the component set: ``with context.component(name)``, made once."""
+    with context.component(name):
+        return context.current.get()
 
 
 def _both(mask: Tensor | None, seen: Tensor) -> Tensor:
@@ -153,8 +173,10 @@ class _Intercept(TorchFunctionMode):
             # After a graph break the mode may stand on torch's stack twice; hal's own calls must pass.
             if _here.stack and _here.stack[-1] is not None:
                 return _scaled_dot_product_attention(*args, **kwargs)
-        elif torch.compiler.is_compiling() and getattr(Tensor, getattr(func, "__name__", ""), None) is func:
-            return getattr(args[0], func.__name__)(*args[1:], **kwargs)  # Dynamo knows Tensor's methods by name only
+        elif torch.compiler.is_compiling():
+            name = getattr(func, "__name__", "")
+            if getattr(Tensor, name, None) is func:  # Dynamo knows Tensor's Python methods by their names only
+                return getattr(args[0], name)(*args[1:], **kwargs)
         return func(*args, **kwargs)
 
 

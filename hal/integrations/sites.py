@@ -20,13 +20,17 @@ import re
 import sys
 import types
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 SDPA, DISPATCH, INTERFACE = "scaled_dot_product_attention", "dispatch_attention_fn", "ALL_ATTENTION_FUNCTIONS"
 # Names under which modules take the sequence that cross-attention reads its keys from.
 OTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
+
+Code = tuple["Counter[str]", frozenset[str]]  # how often each name is read, and the string constants
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def find(model: nn.Module) -> tuple[dict[Site, nn.Module], list[Unreached]]:
     layers: dict[str, int] = {}
     owners: list[tuple[str, nn.Module]] = []  # transformers models on the way down, outermost first
     skip: set[int] = set()
+    read = functools.cache(uses)  # for this model only: people patch methods
     for name, module in model.named_modules():
         if id(module) in skip:
             continue
@@ -63,7 +68,7 @@ def find(model: nn.Module) -> tuple[dict[Site, nn.Module], list[Unreached]]:
         processor = getattr(module, "processor", None)
         processor = processor if callable(processor) else None
         skip.add(id(processor))
-        doors, why = _judge(module, processor)
+        doors, why = _judge(module, processor, read)
         if "interface" in doors and (refused := _interface_refused(name, owners)):
             doors, why = doors - {"interface"}, refused
         cls = type(module if processor is None else processor).__name__
@@ -88,13 +93,15 @@ def _block(name: str) -> str:
     return name if own.isdigit() else parent
 
 
-def _judge(module: nn.Module, processor: object) -> tuple[frozenset[str], str]:
+def _judge(module: nn.Module, processor: Any, read: Callable[[type, Any], Code]) -> tuple[frozenset[str], str]:
     """The doors into one module, and why (a part of) its attention stays out of reach."""
     if isinstance(module, nn.MultiheadAttention):
         return frozenset(), "torch.nn.MultiheadAttention has no place where another attention can be put"
-    names, texts = uses(type(module), "forward")
+    cls: Any = type(module)
+    names, texts = read(cls, vars(module).get("forward", cls.forward))
     if processor is not None:
-        more = uses(type(processor), "__call__")
+        cls = type(processor)
+        more = read(cls, processor if isinstance(processor, types.FunctionType) else cls.__call__)
         names, texts = names + more[0], texts | more[1]
     doors = set()
     why = ""
@@ -138,28 +145,26 @@ def _interface_refused(name: str, owners: list[tuple[str, nn.Module]]) -> str:
     if not inside:
         return "it belongs to no transformers model"
     owner = inside[-1]
-    if not owner._supports_sdpa:  # type: ignore[truthy-function]
+    if not owner._supports_sdpa:
         return f"{type(owner).__name__} does not support SDPA"
     if not owner._can_set_attn_implementation():  # type: ignore[operator]
         return f"{type(owner).__name__} does not let its attention implementation be set"
     return ""
 
 
-@functools.lru_cache(maxsize=1024)
-def uses(cls: type, entry: str) -> tuple[Counter[str], frozenset[str]]:
-    """How often the code of ``cls.entry`` reads each name, and its string constants.
+def uses(cls: type, entry: Any) -> Code:
+    """The names and texts in the code of ``entry``, a method of ``cls``.
 
     Follows the class's own methods and functions that its code names; stops at PyTorch and at diffusers' dispatcher.
     """
     names: Counter[str] = Counter()
     texts: set[str] = set()
     seen: set[types.CodeType] = set()
-    todo: list[object] = [getattr(cls, entry, None)]
+    todo: list[Any] = [entry]
     while todo:
         function = todo.pop()
-        if isinstance(function, (staticmethod, classmethod)):
-            function = function.__func__
         function = inspect.unwrap(function) if callable(function) else function
+        function = getattr(function, "__func__", function)
         if not isinstance(function, types.FunctionType) or function.__code__ in seen:
             continue
         if function.__name__ == DISPATCH or function.__module__.partition(".")[0] == "torch":

@@ -18,14 +18,28 @@ CALLS: dict[str, dict[str, Any]] = {
     "wan": {"height": 16, "width": 16, "num_frames": 9, "guidance_scale": 5.0, "max_sequence_length": 16},
     "flux": {"height": 8, "width": 8, "max_sequence_length": 16},
     "sd3": {"height": 32, "width": 32, "guidance_scale": 5.0, "max_sequence_length": 16},
-    "pixart": {"height": 8, "width": 8, "guidance_scale": 5.0, "max_sequence_length": 16,
-               "use_resolution_binning": False, "clean_caption": False},
+    "pixart": {
+        "height": 8,
+        "width": 8,
+        "guidance_scale": 5.0,
+        "max_sequence_length": 16,
+        "use_resolution_binning": False,
+        "clean_caption": False,
+    },
     "ltx": {"height": 32, "width": 32, "num_frames": 9, "guidance_scale": 3.0, "max_sequence_length": 16},
-}  # fmt: skip
+}
 
 _VOCABULARY = 128
 _TEXT = {"vocab_size": _VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-_T5 = {"vocab_size": _VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_heads": 4, "pad_token_id": 0}
+_T5 = {
+    "vocab_size": _VOCABULARY,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 37,
+    "num_layers": 2,
+    "num_heads": 4,
+    "pad_token_id": 0,
+}
 _KL: dict[str, Any] = {"block_out_channels": (4,), "layers_per_block": 1, "norm_num_groups": 1}
 
 
@@ -61,9 +75,14 @@ def clip_text(projected: bool = False) -> Any:
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     config = CLIPTextConfig(
-        **_TEXT, intermediate_size=37, max_position_embeddings=77, projection_dim=32,
-        bos_token_id=3, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
+        **_TEXT,
+        intermediate_size=37,
+        max_position_embeddings=77,
+        projection_dim=32,
+        bos_token_id=3,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
     with _seeded():
         return (CLIPTextModelWithProjection if projected else CLIPTextModel)(config).eval()
 
@@ -116,14 +135,27 @@ def wan() -> Any:
             base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
         )
         transformer = WanTransformer3DModel(
-            patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
-            text_dim=32, freq_dim=256, ffn_dim=32, num_layers=2, cross_attn_norm=True,
-            qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
-        )  # fmt: skip
+            patch_size=(1, 2, 2),
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=16,
+            out_channels=16,
+            text_dim=32,
+            freq_dim=256,
+            ffn_dim=32,
+            num_layers=2,
+            cross_attn_norm=True,
+            qk_norm="rms_norm_across_heads",
+            rope_max_seq_len=32,
+        )
     scheduler = UniPCMultistepScheduler(flow_shift=3.0, prediction_type="flow_prediction", use_flow_sigmas=True)
     return _ready(
         WanPipeline(
-            tokenizer=tokenizer(512), text_encoder=umt5(), transformer=transformer.eval(), vae=vae.eval(), scheduler=scheduler
+            tokenizer=tokenizer(512),
+            text_encoder=umt5(),
+            transformer=transformer.eval(),
+            vae=vae.eval(),
+            scheduler=scheduler,
         )
     )
 
@@ -134,18 +166,35 @@ def flux() -> Any:
 
     with _seeded():
         transformer = FluxTransformer2DModel(
-            patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
-            num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8],
-        )  # fmt: skip
+            patch_size=1,
+            in_channels=4,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            pooled_projection_dim=32,
+            axes_dims_rope=[4, 4, 8],
+        )
         vae = AutoencoderKL(
-            **_KL, sample_size=32, latent_channels=1, use_quant_conv=False, use_post_quant_conv=False,
-            shift_factor=0.0609, scaling_factor=1.5035,
-        )  # fmt: skip
+            **_KL,
+            sample_size=32,
+            latent_channels=1,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            shift_factor=0.0609,
+            scaling_factor=1.5035,
+        )
     return _ready(
         FluxPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(), vae=vae.eval(), transformer=transformer.eval(),
-            text_encoder=clip_text(), tokenizer=tokenizer(77), text_encoder_2=t5(), tokenizer_2=tokenizer(77),
-        )  # fmt: skip
+            scheduler=FlowMatchEulerDiscreteScheduler(),
+            vae=vae.eval(),
+            transformer=transformer.eval(),
+            text_encoder=clip_text(),
+            tokenizer=tokenizer(77),
+            text_encoder_2=t5(),
+            tokenizer_2=tokenizer(77),
+        )
     )
 
 
@@ -160,19 +209,38 @@ def sd3() -> Any:
 
     with _seeded():
         transformer = SD3Transformer2DModel(
-            sample_size=32, patch_size=1, in_channels=4, num_layers=1, attention_head_dim=8, num_attention_heads=4,
-            caption_projection_dim=32, joint_attention_dim=32, pooled_projection_dim=64, out_channels=4,
-        )  # fmt: skip
+            sample_size=32,
+            patch_size=1,
+            in_channels=4,
+            num_layers=1,
+            attention_head_dim=8,
+            num_attention_heads=4,
+            caption_projection_dim=32,
+            joint_attention_dim=32,
+            pooled_projection_dim=64,
+            out_channels=4,
+        )
         vae = AutoencoderKL(
-            **_KL, sample_size=32, latent_channels=4, use_quant_conv=False, use_post_quant_conv=False,
-            shift_factor=0.0609, scaling_factor=1.5035,
-        )  # fmt: skip
+            **_KL,
+            sample_size=32,
+            latent_channels=4,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            shift_factor=0.0609,
+            scaling_factor=1.5035,
+        )
     return _ready(
         StableDiffusion3Pipeline(
-            transformer=transformer.eval(), scheduler=FlowMatchEulerDiscreteScheduler(), vae=vae.eval(),
-            text_encoder=clip_text(True), tokenizer=tokenizer(77), text_encoder_2=clip_text(True),
-            tokenizer_2=tokenizer(77), text_encoder_3=t5(), tokenizer_3=tokenizer(77),
-        )  # fmt: skip
+            transformer=transformer.eval(),
+            scheduler=FlowMatchEulerDiscreteScheduler(),
+            vae=vae.eval(),
+            text_encoder=clip_text(True),
+            tokenizer=tokenizer(77),
+            text_encoder_2=clip_text(True),
+            tokenizer_2=tokenizer(77),
+            text_encoder_3=t5(),
+            tokenizer_3=tokenizer(77),
+        )
     )
 
 
@@ -182,39 +250,73 @@ def pixart() -> Any:
 
     with _seeded():
         transformer = PixArtTransformer2DModel(
-            sample_size=8, num_layers=2, patch_size=2, attention_head_dim=8, num_attention_heads=3,
-            caption_channels=32, in_channels=4, cross_attention_dim=24, out_channels=8, norm_type="ada_norm_single",
-        )  # fmt: skip
+            sample_size=8,
+            num_layers=2,
+            patch_size=2,
+            attention_head_dim=8,
+            num_attention_heads=3,
+            caption_channels=32,
+            in_channels=4,
+            cross_attention_dim=24,
+            out_channels=8,
+            norm_type="ada_norm_single",
+        )
         vae = AutoencoderKL(**_KL, latent_channels=4)
     return _ready(
         PixArtAlphaPipeline(
-            tokenizer=tokenizer(120), text_encoder=t5(), vae=vae.eval(), transformer=transformer.eval(), scheduler=DDIMScheduler()
+            tokenizer=tokenizer(120),
+            text_encoder=t5(),
+            vae=vae.eval(),
+            transformer=transformer.eval(),
+            scheduler=DDIMScheduler(),
         )
     )
 
 
 def ltx() -> Any:
     """LTX-Video: self- and masked cross-attention in one block, T5 encoder, a VAE without attention."""
-    from diffusers import AutoencoderKLLTXVideo, FlowMatchEulerDiscreteScheduler, LTXPipeline, LTXVideoTransformer3DModel
+    from diffusers import (
+        AutoencoderKLLTXVideo,
+        FlowMatchEulerDiscreteScheduler,
+        LTXPipeline,
+        LTXVideoTransformer3DModel,
+    )
 
     with _seeded():
         transformer = LTXVideoTransformer3DModel(
-            in_channels=8, out_channels=8, patch_size=1, patch_size_t=1, num_attention_heads=4, attention_head_dim=8,
-            cross_attention_dim=32, num_layers=1, caption_channels=32,
-        )  # fmt: skip
+            in_channels=8,
+            out_channels=8,
+            patch_size=1,
+            patch_size_t=1,
+            num_attention_heads=4,
+            attention_head_dim=8,
+            cross_attention_dim=32,
+            num_layers=1,
+            caption_channels=32,
+        )
         channels = (8, 8, 8, 8)
         vae = AutoencoderKLLTXVideo(
-            latent_channels=8, block_out_channels=channels, decoder_block_out_channels=channels,
-            layers_per_block=(1,) * 5, decoder_layers_per_block=(1,) * 5,
-            spatio_temporal_scaling=(True, True, False, False), decoder_spatio_temporal_scaling=(True, True, False, False),
-            decoder_inject_noise=(False,) * 5, upsample_residual=(False,) * 4, upsample_factor=(1,) * 4,
-            patch_size=1, patch_size_t=1,
-        )  # fmt: skip
+            latent_channels=8,
+            block_out_channels=channels,
+            decoder_block_out_channels=channels,
+            layers_per_block=(1,) * 5,
+            decoder_layers_per_block=(1,) * 5,
+            spatio_temporal_scaling=(True, True, False, False),
+            decoder_spatio_temporal_scaling=(True, True, False, False),
+            decoder_inject_noise=(False,) * 5,
+            upsample_residual=(False,) * 4,
+            upsample_factor=(1,) * 4,
+            patch_size=1,
+            patch_size_t=1,
+        )
     return _ready(
         LTXPipeline(
-            transformer=transformer.eval(), vae=vae.eval(), scheduler=FlowMatchEulerDiscreteScheduler(),
-            text_encoder=t5(), tokenizer=tokenizer(128),
-        )  # fmt: skip
+            transformer=transformer.eval(),
+            vae=vae.eval(),
+            scheduler=FlowMatchEulerDiscreteScheduler(),
+            text_encoder=t5(),
+            tokenizer=tokenizer(128),
+        )
     )
 
 

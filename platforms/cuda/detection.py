@@ -79,7 +79,7 @@ def torch_words(host: Host) -> str:
 
 
 def machine(platform: CUDA, host: Host) -> Machine:
-    """What torch.cuda says, which heeds CUDA_VISIBLE_DEVICES.  NVML counts; the properties make no device context."""
+    """What torch.cuda says, which heeds CUDA_VISIBLE_DEVICES.  Reading properties initialises CUDA in this process."""
     import torch
 
     if not torch.version.cuda:

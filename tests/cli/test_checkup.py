@@ -83,9 +83,15 @@ def test_a_good_kernel_passes_all_four():
         (leaving, "raised SystemExit: not with this driver"),
         (lambda q, k, v, m, s: torch.zeros_like(q), "error"),
         (lambda q, k, v, m, s: good(q, k, v, m, s) * float("nan"), "error nan"),
-        (lambda q, k, v, m, s: good(q, k, v, m, s).float(), "(2, 256, 4, 128) of torch.float32 where (2, 256, 4, 128) of torch.bfloat16 is due"),
+        (
+            lambda q, k, v, m, s: good(q, k, v, m, s).float(),
+            "(2, 256, 4, 128) of torch.float32 where (2, 256, 4, 128) of torch.bfloat16 is due",
+        ),
         (lambda q, k, v, m, s: good(q, k, v, m, s)[..., :8], "returned (2, 256, 4, 8)"),
-        (lambda q, k, v, m, s: good(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), m, s).transpose(1, 2), "error"),
+        (
+            lambda q, k, v, m, s: good(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), m, s).transpose(1, 2),
+            "error",
+        ),
         (lambda q, k, v, m, s: F.scaled_dot_product_attention(q, k, v, scale=1.0), "error"),
         (lambda q, k, v, m, s: None, "raised AttributeError"),
     ],
@@ -131,7 +137,9 @@ def test_two_kernels_of_one_package_answer_each_for_its_own_symbol(tmp_path, mon
     (tmp_path / "hal_test_half.py").write_text("def old(): pass")
     monkeypatch.syspath_prepend(tmp_path)
     old, new = (Needs("hal_test_half", "hal_test_half", s) for s in ("old", "new"))
-    c = examined(kernel("a", needs=(new,)), kernel("b", needs=(old,)), packages={"hal_test_half": Package("found", "1.0")})
+    c = examined(
+        kernel("a", needs=(new,)), kernel("b", needs=(old,)), packages={"hal_test_half": Package("found", "1.0")}
+    )
     assert [x.imports.ok for x in c.checks] == [False, True]
 
 
@@ -189,7 +197,10 @@ def test_broken_torch_has_its_fix(note, fix):
     assert torch_fix(Package("broken", "2.13.0", note)).startswith(fix)
 
 
-@pytest.mark.parametrize("c", [examined(kernel("bad", broken_in_run), kernel(needs=(NEEDS,))), Checkup(Package("absent"), error="two platforms")])
+@pytest.mark.parametrize(
+    "c",
+    [examined(kernel("bad", broken_in_run), kernel(needs=(NEEDS,))), Checkup(Package("absent"), error="two platforms")],
+)
 def test_any_checkup_prints_and_is_json(capsys, c):
     show(Screen(), c)
     assert "FAIL" in capsys.readouterr().out
@@ -219,7 +230,17 @@ def test_the_doctor_works_where_the_real_torch_npu_makes_import_torch_raise(proc
     """No driver is here, so the wheel's autoload fails, and with it every import of torch in the environment."""
     import subprocess
 
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), "torch-npu==2.13.0"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(tmp_path),
+        "torch-npu==2.13.0",
+    ]
     subprocess.run(install, check=True, timeout=600)
     assert process(code="import torch", PYTHONPATH=str(tmp_path)).code != 0
     found = process("doctor", "--json", PYTHONPATH=str(tmp_path)).json

@@ -10,7 +10,19 @@ import pytest
 from hal import plugins, schemas
 
 SCHEMA = schemas.explanation()
-KEYS = ["platform", "device", "backend", "kernel", "quality", "source", "fittings", "warnings", "candidates", "advice", "error"]
+KEYS = [
+    "platform",
+    "device",
+    "backend",
+    "kernel",
+    "quality",
+    "source",
+    "fittings",
+    "warnings",
+    "candidates",
+    "advice",
+    "error",
+]
 PRESETS = sorted(plugins.catalog().presets)
 
 
@@ -24,7 +36,14 @@ def test_every_preset_explains_a_typical_call_by_the_published_schema(hal, prese
     assert [c for c in ran.json["candidates"] if c["accepted"]]
 
 
-CALLS = ["head_dim=?", "mask=bool,dtype=fp32", "causal=true,kv_len=77", "varlen=true", "ring=2", "grad=true,kv_heads=8,dropout=0.1"]
+CALLS = [
+    "head_dim=?",
+    "mask=bool,dtype=fp32",
+    "causal=true,kv_len=77",
+    "varlen=true",
+    "ring=2",
+    "grad=true,kv_heads=8,dropout=0.1",
+]
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -50,7 +50,9 @@ def test_bad_input_is_one_line_on_stderr_and_exit_code_2(hal, arguments, said):
 
 
 def test_help_lists_every_command_without_importing_one(process):
-    ran = process(code="import sys, hal.cli as c\ntry: c.main(['--help'])\nfinally: print([m for m in sys.modules if m.startswith('hal.cli.')])")
+    ran = process(
+        code="import sys, hal.cli as c\ntry: c.main(['--help'])\nfinally: print([m for m in sys.modules if m.startswith('hal.cli.')])"
+    )
     assert all(name in ran.out for name in COMMANDS)
     assert "hal.cli.explain" not in ran.out
 
@@ -79,7 +81,13 @@ def test_a_command_alone_shows_the_help(hal):
     assert "Commands" in ran.out
 
 
-@pytest.mark.parametrize("place", [("--ignore-plugin", "torch_cudnn_sdpa", "matrix", "--json"), ("matrix", "--json", "--ignore-plugin", "torch_cudnn_sdpa")])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("--ignore-plugin", "torch_cudnn_sdpa", "matrix", "--json"),
+        ("matrix", "--json", "--ignore-plugin", "torch_cudnn_sdpa"),
+    ],
+)
 def test_ignore_plugin_works_before_and_after_the_command(hal, place):
     assert "torch_cudnn_sdpa" in hal("matrix", "--json").json["summary"]
     assert "torch_cudnn_sdpa" not in hal(*place).json["summary"]

@@ -19,7 +19,12 @@ CATALOG = plugins.catalog()
 
 def test_the_matrix_has_every_row_of_every_platform(hal):
     rows = hal("matrix", "--json").json["rows"]
-    declared = [(p, b, ln.kernel.name) for p in CATALOG.platforms for b in CATALOG.backends_in_order(p) for ln in CATALOG.lines(p, b)]
+    declared = [
+        (p, b, ln.kernel.name)
+        for p in CATALOG.platforms
+        for b in CATALOG.backends_in_order(p)
+        for ln in CATALOG.lines(p, b)
+    ]
     assert [(r["platform"], r["backend"], r["kernel"]) for r in rows] == declared
 
 
@@ -27,7 +32,7 @@ def test_the_matrix_has_every_row_of_every_platform(hal):
 def test_the_matrix_agrees_with_explain_on_architectures(hal, preset):
     """A kernel's architectures, as printed, are those on which explain does not refuse it by its architecture."""
     found = hal("explain", "--on", preset, "--json").json
-    rows = [r for r in hal("matrix", "--json", "--platform", found["platform"]).json["rows"]]
+    rows = hal("matrix", "--json", "--platform", found["platform"]).json["rows"]
     for c in found["candidates"]:
         archs = [r["archs"] for r in rows if (r["backend"], r["kernel"]) == (c["backend"], c["kernel"])]
         if c["kernel"]:
@@ -45,7 +50,11 @@ def test_every_format_names_every_kernel(hal, style):
 def test_markdown_tables_are_well_formed(hal):
     for line in hal("matrix", "--format", "markdown").out.splitlines():
         assert not line or line.startswith(("## ", "| "))
-    table = [line for line in hal("matrix", "--format", "markdown", "--platform", "cpu").out.splitlines() if line.startswith("|")]
+    table = [
+        line
+        for line in hal("matrix", "--format", "markdown", "--platform", "cpu").out.splitlines()
+        if line.startswith("|")
+    ]
     assert len({line.count("|") - line.count("\\|") for line in table}) == 1
 
 

@@ -91,5 +91,3 @@ def test_explaining_this_machine_without_torch_warns(process, laptop):
     assert ran.code == 0
     assert ran.json["backend"] == "torch_sdpa"
     assert "torch is not installed here" in ran.err
-
-

@@ -7,18 +7,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
 
 import pytest
-
-diffusers = pytest.importorskip("diffusers")
-transformers = pytest.importorskip("transformers")
-
 from attached import ZEROS
 
 import hal
 from hal import plugins, run
 from hal.testing import tiny
+
+diffusers = pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
 
 for library in (diffusers, transformers):
     library.utils.logging.set_verbosity_error()

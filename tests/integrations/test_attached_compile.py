@@ -19,15 +19,31 @@ def inputs(name):
 
     common = {"encoder_hidden_states": random(1, 7, 32), "timestep": torch.tensor([1])}
     return {
-        "flux": lambda: dict(common, hidden_states=random(1, 16, 4), pooled_projections=random(1, 32),
-                             timestep=torch.ones(1), img_ids=torch.zeros(16, 3), txt_ids=torch.zeros(7, 3)),
+        "flux": lambda: dict(
+            common,
+            hidden_states=random(1, 16, 4),
+            pooled_projections=random(1, 32),
+            timestep=torch.ones(1),
+            img_ids=torch.zeros(16, 3),
+            txt_ids=torch.zeros(7, 3),
+        ),
         "sd3": lambda: dict(common, hidden_states=random(1, 4, 8, 8), pooled_projections=random(1, 64)),
         "wan": lambda: dict(common, hidden_states=random(1, 16, 2, 4, 4)),
-        "pixart": lambda: dict(common, hidden_states=random(1, 4, 8, 8), encoder_attention_mask=torch.ones(1, 7),
-                               added_cond_kwargs={"resolution": None, "aspect_ratio": None}),
-        "ltx": lambda: dict(common, hidden_states=random(1, 16, 8), encoder_attention_mask=torch.ones(1, 7),
-                            num_frames=1, height=4, width=4),
-    }[name]()  # fmt: skip
+        "pixart": lambda: dict(
+            common,
+            hidden_states=random(1, 4, 8, 8),
+            encoder_attention_mask=torch.ones(1, 7),
+            added_cond_kwargs={"resolution": None, "aspect_ratio": None},
+        ),
+        "ltx": lambda: dict(
+            common,
+            hidden_states=random(1, 16, 8),
+            encoder_attention_mask=torch.ones(1, 7),
+            num_frames=1,
+            height=4,
+            width=4,
+        ),
+    }[name]()
 
 
 def compiled(model, arguments, **options):

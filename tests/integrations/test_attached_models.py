@@ -144,7 +144,9 @@ def test_a_decoder_that_looks_at_an_encoder_has_both_roles(spied):
 
 @torch.no_grad()
 def test_models_that_share_a_config_object_do_not_meet(zeros):
-    config = LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    config = LlamaConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4
+    )
     torch.manual_seed(0)
     one, two = LlamaModel(config).eval(), LlamaModel(config).eval()
     want = two(TOKENS).last_hidden_state
@@ -160,10 +162,13 @@ def test_models_that_share_a_config_object_do_not_meet(zeros):
 def test_sub_configs_are_set_and_restored():
     torch.manual_seed(0)
     small = {"hidden_size": 32, "intermediate_size": 37, "num_attention_heads": 4, "num_hidden_layers": 1}
-    model = CLIPModel(CLIPConfig(
-        text_config={**small, "vocab_size": 128, "max_position_embeddings": 77, "eos_token_id": 1},
-        vision_config={**small, "image_size": 8, "patch_size": 4}, projection_dim=16,
-    )).eval()  # fmt: skip
+    model = CLIPModel(
+        CLIPConfig(
+            text_config={**small, "vocab_size": 128, "max_position_embeddings": 77, "eos_token_id": 1},
+            vision_config={**small, "image_size": 8, "patch_size": 4},
+            projection_dim=16,
+        )
+    ).eval()
     configs = model.config, model.config.text_config, model.config.vision_config
     model.config.vision_config._attn_implementation = "eager"
     arguments = {"input_ids": TOKENS, "pixel_values": torch.randn(2, 3, 8, 8)}

@@ -23,38 +23,69 @@ REGISTRY = attention_dispatch._AttentionBackendRegistry
 
 # Attention calls of one run: layers x steps (x 2 prompts where classifier-free guidance runs them one by one).
 EXPECTED = {
-    "wan": {("text_encoder", "self"): 2 * 2, ("transformer", "self"): 2 * STEPS * 2, ("transformer", "cross"): 2 * STEPS * 2,
-            ("vae", "self"): 3},  # fmt: skip  # the video VAE decodes 3 latent frames one by one
-    "flux": {("text_encoder", "self"): 2, ("text_encoder_2", "self"): 2, ("transformer", "self"): 2 * STEPS,
-             ("vae", "self"): 1},
-    "sd3": {("text_encoder", "self"): 2 * 2, ("text_encoder_2", "self"): 2 * 2, ("text_encoder_3", "self"): 2 * 2,
-            ("transformer", "self"): 1 * STEPS, ("vae", "self"): 1},
-    "pixart": {("text_encoder", "self"): 2 * 2, ("transformer", "self"): 2 * STEPS, ("transformer", "cross"): 2 * STEPS,
-               ("vae", "self"): 1},
+    "wan": {
+        ("text_encoder", "self"): 2 * 2,
+        ("transformer", "self"): 2 * STEPS * 2,
+        ("transformer", "cross"): 2 * STEPS * 2,
+        ("vae", "self"): 3,
+    },  # the video VAE decodes 3 latent frames one by one
+    "flux": {
+        ("text_encoder", "self"): 2,
+        ("text_encoder_2", "self"): 2,
+        ("transformer", "self"): 2 * STEPS,
+        ("vae", "self"): 1,
+    },
+    "sd3": {
+        ("text_encoder", "self"): 2 * 2,
+        ("text_encoder_2", "self"): 2 * 2,
+        ("text_encoder_3", "self"): 2 * 2,
+        ("transformer", "self"): 1 * STEPS,
+        ("vae", "self"): 1,
+    },
+    "pixart": {
+        ("text_encoder", "self"): 2 * 2,
+        ("transformer", "self"): 2 * STEPS,
+        ("transformer", "cross"): 2 * STEPS,
+        ("vae", "self"): 1,
+    },
     "ltx": {("text_encoder", "self"): 2 * 2, ("transformer", "self"): 1 * STEPS, ("transformer", "cross"): 1 * STEPS},
-}  # fmt: skip
+}
 
 
 def state(*models: nn.Module) -> object:
     """All that attaching could leave behind: in the process, and in the models."""
     process = (
-        REGISTRY._active_backend, dict(REGISTRY._backends), dict(REGISTRY._constraints),
-        dict(REGISTRY._supported_arg_names), set(REGISTRY._supports_context_parallel),
+        REGISTRY._active_backend,
+        dict(REGISTRY._backends),
+        dict(REGISTRY._constraints),
+        dict(REGISTRY._supported_arg_names),
+        set(REGISTRY._supports_context_parallel),
         list(attention_dispatch.AttentionBackendName.__members__),
-        dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping),
-        torch.overrides._len_torch_function_stack(), torch.are_deterministic_algorithms_enabled(),
-        F.scaled_dot_product_attention, torch.backends.cuda.flash_sdp_enabled(), torch.is_grad_enabled(),
-    )  # fmt: skip
+        dict(AttentionInterface._global_mapping),
+        dict(AttentionMaskInterface._global_mapping),
+        torch.overrides._len_torch_function_stack(),
+        torch.are_deterministic_algorithms_enabled(),
+        F.scaled_dot_product_attention,
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.is_grad_enabled(),
+    )
     modules = []
     for model in models:
         for module in model.modules():
             processor = getattr(module, "processor", None)
             config = vars(module).get("config")
-            modules.append((
-                type(module), sorted(vars(module)), id(processor), sorted(getattr(processor, "__dict__", {}).items(), key=str),
-                len(module._forward_pre_hooks), len(module._forward_hooks), id(config),
-                getattr(config, "_attn_implementation", None),
-            ))  # fmt: skip
+            modules.append(
+                (
+                    type(module),
+                    sorted(vars(module)),
+                    id(processor),
+                    sorted(getattr(processor, "__dict__", {}).items(), key=str),
+                    len(module._forward_pre_hooks),
+                    len(module._forward_hooks),
+                    id(config),
+                    getattr(config, "_attn_implementation", None),
+                )
+            )
     return process, modules
 
 
@@ -145,8 +176,11 @@ def test_layers_are_counted_by_block_within_each_component():
     with hal.attach(pipeline) as handle:
         found = handle.components["transformer"]
         assert [(site.name, site.layer) for site in found.reached] == [
-            ("blocks.0.attn1", 0), ("blocks.0.attn2", 0), ("blocks.1.attn1", 1), ("blocks.1.attn2", 1),
-        ]  # fmt: skip
+            ("blocks.0.attn1", 0),
+            ("blocks.0.attn2", 0),
+            ("blocks.1.attn1", 1),
+            ("blocks.1.attn2", 1),
+        ]
         assert found.layers == 2
         assert [site.layer for site in handle.components["vae"].reached] == [0, 1]
 
@@ -165,7 +199,12 @@ def test_hal_knows_component_layer_and_role_of_every_call(monkeypatch):
     pipeline = tiny.pixart()
     with hal.attach(pipeline):
         sample("pixart", pipeline, num_inference_steps=1)
-    block = [("transformer", 0, "self"), ("transformer", 0, "cross"), ("transformer", 1, "self"), ("transformer", 1, "cross")]
+    block = [
+        ("transformer", 0, "self"),
+        ("transformer", 0, "cross"),
+        ("transformer", 1, "self"),
+        ("transformer", 1, "cross"),
+    ]
     assert [s for s in seen if s[0] == "transformer"] == block
     assert [s for s in seen if s[0] == "vae"] == [("vae", 1, "self")]  # layer 0 is the encoder's
     assert context.current.get().component == "" and context.where().layer is None
@@ -193,7 +232,9 @@ def test_a_setting_made_while_attached_stays():
     model = tiny.ltx().transformer
     with hal.attach(model):
         model.transformer_blocks[0].attn1.processor._attention_backend = attention_dispatch.AttentionBackendName.NATIVE
-    assert model.transformer_blocks[0].attn1.processor._attention_backend is attention_dispatch.AttentionBackendName.NATIVE
+    assert (
+        model.transformer_blocks[0].attn1.processor._attention_backend is attention_dispatch.AttentionBackendName.NATIVE
+    )
 
 
 def test_a_processor_object_that_an_unattached_model_shares_works_as_before(zeros):
@@ -278,8 +319,12 @@ def test_gradients_are_the_same():
     for name in ("sd3", "flux"):
         model = tiny.PIPELINES[name]().transformer
         image = torch.randn(1, 16, 4) if name == "flux" else torch.randn(1, 4, 8, 8)
-        arguments = {"hidden_states": image, "encoder_hidden_states": torch.randn(1, 7, 32), "timestep": torch.ones(1),
-                     "pooled_projections": torch.randn(1, 32 if name == "flux" else 64)}  # fmt: skip
+        arguments = {
+            "hidden_states": image,
+            "encoder_hidden_states": torch.randn(1, 7, 32),
+            "timestep": torch.ones(1),
+            "pooled_projections": torch.randn(1, 32 if name == "flux" else 64),
+        }
         if name == "flux":
             arguments |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(7, 3)}
 
@@ -363,8 +408,14 @@ def test_diffusers_context_parallelism_is_refused():
         for block in model.transformer_blocks:
             block.attn.processor._parallel_config = object()
         with pytest.raises(AttachError, match="context parallelism"):
-            model(torch.randn(1, 16, 4), torch.randn(1, 7, 32), torch.randn(1, 32), torch.ones(1), torch.zeros(16, 3),
-                  torch.zeros(7, 3))  # fmt: skip
+            model(
+                torch.randn(1, 16, 4),
+                torch.randn(1, 7, 32),
+                torch.randn(1, 32),
+                torch.ones(1),
+                torch.zeros(16, 3),
+                torch.zeros(7, 3),
+            )
 
 
 def test_calls_by_diffusers_active_backend_are_reached_only_while_it_is_native():

@@ -36,7 +36,9 @@ def call(name, **more):
 
 def test_a_picture_with_its_receipts(folders, tmp_path):
     steps = []
-    done = generate(folders / "pixart", "a cat", out=tmp_path / "cat.png", progress=lambda *n: steps.append(n), **call("pixart"))
+    done = generate(
+        folders / "pixart", "a cat", out=tmp_path / "cat.png", progress=lambda *n: steps.append(n), **call("pixart")
+    )
     assert Image.open(done.out).size == (8, 8) and done.frames == 1
     assert steps == [(1, 2), (2, 2)]
     assert {(r.component, r.role): r.runs for r in done.receipts} == dict(runs())
@@ -138,9 +140,13 @@ def test_a_file_for_a_folder(folders, tmp_path):
 
 @pytest.mark.parametrize(
     "out, said",
-    [("cat.jpg", r"ends in one of \.png, \.gif, \.mp4"), ("cat", "ends in one of"), ("no/cat.png", "does not exist; create it"),
-     ("folder.png", "it is a folder")],
-)  # fmt: skip
+    [
+        ("cat.jpg", r"ends in one of \.png, \.gif, \.mp4"),
+        ("cat", "ends in one of"),
+        ("no/cat.png", "does not exist; create it"),
+        ("folder.png", "it is a folder"),
+    ],
+)
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, out, said):
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(AttachError, match=said):
@@ -198,6 +204,8 @@ def test_an_interrupted_run_leaves_nothing(folders, tmp_path):
     assert hal.receipts(), "it had run"
 
 
-@pytest.mark.parametrize("count, size, sheet", [(1, (8, 8), (8, 8)), (3, (8, 8), (18, 18)), (6, (8, 8), (28, 18)), (4, (16, 8), (34, 18))])
+@pytest.mark.parametrize(
+    "count, size, sheet", [(1, (8, 8), (8, 8)), (3, (8, 8), (18, 18)), (6, (8, 8), (28, 18)), (4, (16, 8), (34, 18))]
+)
 def test_a_contact_sheet_is_as_square_as_it_goes(count, size, sheet):
     assert media.sheet([Image.new("RGB", size)] * count).size == sheet

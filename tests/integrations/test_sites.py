@@ -29,7 +29,11 @@ def attention_classes():
         module = ".".join(("diffusers", *file.relative_to(ROOT).with_suffix("").parts))
         for node in ast.parse(source).body:
             if isinstance(node, ast.ClassDef):
-                called = {getattr(c.func, "attr", getattr(c.func, "id", "")) for c in ast.walk(node) if isinstance(c, ast.Call)}
+                called = {
+                    getattr(c.func, "attr", getattr(c.func, "id", ""))
+                    for c in ast.walk(node)
+                    if isinstance(c, ast.Call)
+                }
                 if called & FUNCTIONS:
                     yield pytest.param(module, node.name, id=node.name)
 
@@ -78,7 +82,7 @@ class ByMethod(nn.Module):
 
 class ByClosure(nn.Module):
     def forward(self, q):
-        return [F.scaled_dot_product_attention(x, x, x) for x in q.unbind()][0]
+        return torch.stack([F.scaled_dot_product_attention(x, x, x) for x in q.unbind()])
 
 
 class Asks(nn.Module):
@@ -161,5 +165,5 @@ def test_the_argument_that_carries_another_sequence_is_found():
 
 
 def test_reading_stops_at_the_dispatcher_and_at_pytorch():
-    names, _ = uses(Processor, "__call__")
+    names, _ = uses(Processor, Processor.__call__)
     assert names["dispatch_attention_fn"] == 1 and "get_active_backend" not in names

@@ -1,0 +1,194 @@
+"""Any call on any preset with any packages: automatic choice finds a kernel, and the judge finds nothing against it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import judge
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from hal import plugins, schemas
+from hal.decision import Decision
+from hal.facts import Call, Machine
+from hal.policy import Policy, Request
+from hal.resolver import resolve
+
+CATALOG = plugins.catalog()
+PRESETS = sorted(CATALOG.presets)
+EXPLANATION = Draft202012Validator(schemas.explanation())
+VARIABLE = "env.TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"
+
+HEAD_DIMS = (8, 16, 32, 40, 64, 72, 80, 96, 128, 160, 192, 224, 256, 320, 512)
+VERSIONS = {
+    "amd_aiter": ("0.1.10",),
+    "flash_attn": ("2.5.8", "2.6.3", "2.7.2", "2.8.3+cu130torch2.9"),
+    "flash_attn_3": ("3.0.0b1", "3.0.0"),
+    "flash_attn_4": ("4.0.0b4", "4.0.0b9", "4.0.0b14", "4.0.0b22", "4.0.0b36"),
+    "kernels": ("0.14.1", "0.16.0"),
+    "sgl_kernel": ("0.3.21",),
+    "vllm_flash_attn": ("0.28.0",),
+}
+BAD_STATES = ("broken", "missing_symbol", "wrong_distribution")
+TORCH = ("2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.0", "2.12.0a0+nv26")
+CUDNN = ("9.10.2.21", "9.12.0.46", "9.15.1.9", "9.19.0.56", "9.20.0.48", "9.24.0.43", "9.26.0.51")
+
+
+def test_every_package_of_the_catalog_is_drawn() -> None:
+    assert set(CATALOG.packages) == {*VERSIONS, "torch_npu"}
+
+
+@st.composite
+def machines(draw: Any) -> Machine:
+    """A preset with some packages, some of them broken, and perhaps other software."""
+    m = CATALOG.machine(draw(st.sampled_from(PRESETS)))
+    found = {}
+    for package, versions in VERSIONS.items():
+        version = draw(st.sampled_from((None, None, *versions, *versions)))
+        if version and draw(st.integers(0, 9)) == 0:
+            found[package] = {"state": draw(st.sampled_from(BAD_STATES)), "version": version, "note": "said so"}
+        elif version:
+            found[package] = version
+    software: dict[str, str | None] = {}
+    if draw(st.booleans()):
+        software["torch"] = draw(st.sampled_from(TORCH))
+        if m.platform == "cuda":
+            software["cudnn"] = draw(st.sampled_from(CUDNN))
+        if m.platform == "rocm":
+            software[VARIABLE] = draw(st.sampled_from(("unset", "0", "1")))
+            software["aotriton"] = draw(st.sampled_from((None, "0.11.2", "0.12.1")))
+    return m.with_packages(found).with_software(**software)
+
+
+LENGTHS = (0, 1, 2, 7, 16, 64, 127, 128, 192, 257, 1000, 1024, 4096, 16384, 46342, 65537)
+RARE = st.sampled_from((False,) * 5 + (True,))
+
+
+@st.composite
+def calls(draw: Any, dtypes: Any, unknown: bool = True) -> Call:
+    """Every fact of a call at random; now and then one that is not known."""
+    heads = draw(st.sampled_from((1, 2, 8, 24, 40)))
+    q_len, d, mask = draw(st.sampled_from(LENGTHS)), draw(st.sampled_from(HEAD_DIMS)), "none"
+    if draw(st.integers(0, 2)) == 0:
+        mask = draw(st.sampled_from(("key_padding", "bool", "additive")))
+    shapes = {"none": ("none",), "key_padding": ("b11k", "111k")}
+    shape = draw(st.sampled_from(shapes.get(mask, ("b1qk", "bhqk", "11qk", "1hqk", "bh1k"))))
+    given: dict[str, Any] = {
+        "dtype": draw(st.sampled_from(sorted(dtypes))),
+        "head_dim": d,
+        "v_head_dim": draw(st.sampled_from((d,) * 6 + (64, 128, 512))),
+        "heads": heads,
+        "kv_heads": draw(st.sampled_from([heads] * 3 + [n for n in (1, 2, 8) if heads % n == 0])),
+        "batch": draw(st.sampled_from((1, 1, 2, 4, 0))),
+        "q_len": q_len,
+        "kv_len": draw(st.sampled_from((q_len,) * 4 + LENGTHS)),
+        "causal": draw(RARE),
+        "mask": mask,
+        "mask_shape": shape,
+        "mask_grad": mask == "additive" and draw(RARE),
+        "dropout": draw(st.sampled_from((0.0,) * 6 + (0.1,))),
+        "window": draw(st.sampled_from(((-1, -1),) * 6 + ((64, 0), (-1, 0), (3, 5)))),
+        "scale": draw(st.sampled_from(("default", "default", 0.3))),
+        "layout": draw(st.sampled_from(("bshd", "bhsd"))),
+        "role": draw(st.sampled_from(("self", "cross"))),
+        "ring": draw(st.sampled_from((1,) * 6 + (2,))),
+        "ulysses": draw(st.sampled_from((1,) * 6 + (4,))),
+    }
+    for flag in ("varlen", "lse", "grad", "deterministic", "compile", "graph"):
+        given[flag] = draw(RARE)
+    for side in "qkv":
+        given[f"{side}_contiguous"] = not draw(RARE)
+    if mask == "none" or not given["varlen"]:
+        given["varlen"] = given["varlen"] and mask == "none"
+    else:
+        given["varlen"] = False  # packed calls take no mask
+    if unknown and draw(RARE):
+        hidden = draw(st.sampled_from(sorted(set(given) - {"mask_shape", "layout", "role"})))
+        given[hidden] = None
+        given.update({"mask_shape": None} if hidden == "mask" else {})
+    return Call.of(given)
+
+
+@st.composite
+def cases(draw: Any) -> tuple[Machine, Call]:
+    machine = draw(machines())
+    return machine, draw(calls(machine.device().dtypes))
+
+
+def facts(machine: Machine, call: Call, fittings: tuple[str, ...] = ()) -> judge.Facts:
+    """What the judge sees: plain facts, and the call as it is after the fittings that are listed, done anew here."""
+    plain: dict[str, Any] = {"platform": machine.platform, "arch": machine.device().arch, **machine.software}
+    plain["experimental"] = machine.software.get(VARIABLE)
+    plain |= {k: getattr(call, k) for k in call.to_json()}
+    for name in fittings:
+        if name == "contiguous":
+            plain |= dict.fromkeys(("q_contiguous", "k_contiguous", "v_contiguous"), True)
+        elif name == "expand_kv":
+            plain["kv_heads"] = plain["heads"]
+        elif name == "key_padding_to_varlen":
+            assert plain["mask"] == "key_padding" and plain["causal"] is False and plain["window"] == (-1, -1)
+            assert not plain["compile"] and not plain["graph"], "how many keys are kept is read from the device"
+            plain |= {"mask": "none", "mask_shape": "none", "varlen": True}
+        elif name == "mask_shape":
+            wide = plain["mask_shape"][0] + "1qk"
+            plain |= {"mask": "bool" if plain["mask"] == "key_padding" else plain["mask"], "mask_shape": wide}
+        else:
+            raise AssertionError(f"automatic choice made the fitting {name}")
+    packages = {n: p.version for n, p in machine.packages.items() if p.state in ("found", "usable")}
+    return judge.Facts(plain, packages)
+
+
+def valid(d: Decision) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(d.explain("json"))
+    assert not [e.message for e in EXPLANATION.iter_errors(said)]
+    return said
+
+
+@settings(max_examples=600)
+@given(cases())
+def test_automatic_choice_always_finds_a_kernel_that_may_run(case: tuple[Machine, Call]) -> None:
+    machine, call = case
+    d = resolve(call, machine, CATALOG)
+    assert d.chosen is not None, d.error
+    assert d.chosen.backend.quality == "exact"
+    assert "pad_head_dim" not in d.fittings
+    seen = facts(machine, call, d.fittings)
+    assert judge.violations(d.kernel or "", seen) == [], str(d)
+    assert d.backend in judge.automatic(facts(machine, call)) or machine.platform == "npu"
+    if d.kernel == "sdpa.math":
+        assert d.warnings, "the last resort without a warning"
+    assert d.error is None and valid(d)["kernel"] == d.kernel
+
+
+@settings(max_examples=400)
+@given(cases(), st.data())
+def test_a_request_is_served_by_what_was_asked_or_refused_with_reasons(case: tuple[Machine, Call], data: Any) -> None:
+    machine, call = case
+    backend = data.draw(st.sampled_from(sorted(CATALOG.backends)))
+    d = resolve(call, machine, CATALOG, Policy((Request(backend, source="the test"),)))
+    said = valid(d)
+    assert d.source == "the test"
+    if d.chosen:
+        assert d.backend == backend and d.error is None
+        assert judge.violations(d.kernel or "", facts(machine, call, d.fittings)) == [], str(d)
+        return
+    mine = [c for c in d.candidates if c.backend.name == backend]
+    assert mine and all(c.reasons for c in mine)
+    assert said["error"] and backend in said["error"]
+    assert all(r.id in said["error"] for c in mine for r in c.reasons)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_automatic_choice_has_a_kernel_for_every_preset_dtype_and_head_dim(preset: str) -> None:
+    machine = CATALOG.machine(preset)
+    for device in machine.devices:
+        for dtype in sorted(device.dtypes or ()):
+            for head_dim in (40, 64, 72, 80, 96, 128, 160, 256, 512):
+                call = Call.of(dtype=dtype, head_dim=head_dim, heads=24, batch=1, q_len=4096, device=device.index)
+                d = resolve(call, machine, CATALOG)
+                assert d.chosen, d.error
+                assert judge.violations(d.kernel or "", facts(machine, call, d.fittings)) == []
+                assert d.kernel != "sdpa.math" or d.warnings
