@@ -35,17 +35,22 @@ def advice(d: Decision) -> tuple[str, ...]:
     """The one change, which hal may not make by itself, that would bring what was asked for or something better."""
     order = _preferred(d)
     out: list[str] = []
+    passed = False
     for c in d.candidates:
-        if d.chosen and c.line is d.chosen.line:
-            break  # what comes later in the order is no better
-        better = d.asks_for(c) if d.request else c.backend.name in order
-        if better and (change := _one_change(c)):
+        passed = passed or bool(d.chosen and c.line is d.chosen.line)  # what comes later in the order is no better
+        better = not passed and (d.asks_for(c) if d.request else c.backend.name in order)
+        if (better or (not d.request and _wished(d, c))) and (change := _one_change(c)):
             out.append(f"{change} would allow {c}")
     if d.request and not d.chosen and d.request.backend:
         fallback = d.catalog.backends[d.request.backend].fallback
         if fallback:
             out.append(f"{d.request.backend} declares {fallback} as its fallback; ask for {fallback} to use it")
     return tuple(dict.fromkeys(out))
+
+
+def _wished(d: Decision, c: Candidate) -> bool:
+    """Whether somebody would rather have had this one."""
+    return c.kernel is not None and any(r.mode == "prefer" and r.means(c.backend.name, c.kernel.name) for r in d.policy.requests)
 
 
 def _preferred(d: Decision) -> set[str]:

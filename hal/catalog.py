@@ -90,6 +90,7 @@ class Catalog:
     platforms: Mapping[str, Platform]
     backends: Mapping[str, Backend]
     problems: tuple[Problem, ...] = ()
+    partial: bool = False  # a plug-in is missing, so what is declared may name a kernel that is not here
     _lines: dict[tuple[str, str, str], tuple[Line, ...]] = field(default_factory=dict, repr=False)
     _orders: dict[str, tuple[tuple[Prefer, tuple[Test, ...]], ...]] = field(default_factory=dict, repr=False)
 
@@ -180,7 +181,7 @@ class Catalog:
             if b.known_bad:
                 out += read_known_bad(Path(b.known_bad), f"backend {b.name}")
         for bad in out:
-            if extra := sorted(bad.kernels - set(self.kernels)):
+            if (extra := sorted(bad.kernels - set(self.kernels))) and not self.partial:
                 raise DeclarationError(f"known-bad {bad.rule.id} of {bad.owner}: " + unknown("kernel", extra[0], self.kernels))
         return tuple(out)
 
@@ -248,11 +249,11 @@ def read_known_bad(path: Path, owner: str, platform: str = "") -> list[KnownBad]
         known = {"id", "kernels", "when", "require", "effect", "note", "fix", "citation", "waiver"}
         if extra := sorted(set(entry) - known):
             raise DeclarationError(f"{path.name} of {owner}, rule {entry.get('id')}: " + unknown("key", extra[0], known))
-        limits = {part: {f: limit_of(f, x) for f, x in entry.get(part, {}).items()} for part in ("when", "require")}
-        for fact in (*limits["when"], *limits["require"]):
+        for fact in (*entry.get("when", ()), *entry.get("require", ())):
             if not known_fact(fact):
                 facts = {*CALL_FACTS, *MACHINE_FACTS, *VERSION_FACTS}
                 raise DeclarationError(f"{path.name} of {owner}, rule {entry['id']}: " + unknown("fact", fact, facts))
+        limits = {part: {f: limit_of(f, x) for f, x in entry.get(part, {}).items()} for part in ("when", "require")}
         rule = Rule(
             f"known_bad.{entry['id']}",
             limits["when"],

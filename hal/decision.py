@@ -12,6 +12,7 @@ from .backend import Backend, Kernel
 from .catalog import Catalog, Line
 from .errors import NoKernelError
 from .facts import Call, Machine, facts_of, features_of
+from .facts.flat import derive
 from .fittings import Fitting, Run, transposed
 from .policy import AUTOMATIC, Policy, Request
 from .rules import Reason, Verdict
@@ -101,7 +102,7 @@ class Decision:
             return ()
         out = [f"{r.id}: {r.message}" + (f"; {fix(r)}" if fix(r) else "") for r in self.chosen.reasons]
         noted: list[Reason] = []
-        facts = {**self.facts, **{k: x for _, change in self.chosen.fittings for k, x in change.items()}}
+        facts = derive({**self.facts, **{k: x for _, change in self.chosen.fittings for k, x in change.items()}})
         for rule in self.chosen.line.warnings:
             if rule.waiver not in self.policy.waive:
                 rule.check(facts, noted)
@@ -121,10 +122,14 @@ class Decision:
         where = f"{self.machine.platform} {device.arch}" + (f" ({device.name})" if device.name else "")
         if self.request:
             mine = [c for c in self.candidates if self.asks_for(c)]
+            rows = [c.kernel.name for c in self.candidates if c.kernel and self.request.backend in ("", c.backend.name)]
             text = f"attention backend {str(self.request)!r}, asked for by {self.request.source}, cannot serve this call on {where}"
         else:
-            mine, text = list(self.candidates), f"no attention kernel can serve this call on {where}"
+            mine, rows = list(self.candidates), []
+            text = f"no attention kernel can serve this call on {where}"
         lines = [f"{text}.", f"  call: {self.call or 'plain'}"]
+        if not mine:
+            lines.append(f"  platform: {self.machine.platform} has no row for this kernel; it has {', '.join(rows)}")
         for c in mine:
             lines.append(f"  {c}:")
             lines += [f"    {r.id}: {r.message}" + (f"; fix: {fix(r)}" if fix(r) else "") for r in c.reasons]
@@ -133,8 +138,11 @@ class Decision:
 
     def asks_for(self, c: Candidate) -> bool:
         """Whether the candidate is of the backend and kernel that were asked for."""
-        r = self.request
-        return r is None or (r.backend in ("", c.backend.name) and r.kernel in ("", c.kernel.name if c.kernel else ""))
+        if self.request is None:
+            return True
+        if c.kernel is None:  # the platform has no row for this backend at all
+            return self.request.backend == c.backend.name
+        return self.request.means(c.backend.name, c.kernel.name)
 
     @cached_property
     def advice(self) -> tuple[str, ...]:

@@ -66,6 +66,9 @@ def _pack(facts: Mapping[str, Any], r: Reason) -> dict[str, Any] | None:
     # Packing moves keys, so a call that depends on their positions keeps its mask.  A gradient needs no more than this.
     if facts["causal"] is not False or facts["window"] != (-1, -1) or facts["varlen"] is not False:
         return None
+    # How many keys are kept is read from the device: neither a captured nor a traced graph may depend on it.
+    if facts["graph"] is not False or facts["compile"] is not False:
+        return None
     return {"mask": "none", "mask_shape": "none", "varlen": True}
 
 

@@ -145,7 +145,7 @@ def catalog(ignore: frozenset[str] = frozenset()) -> Catalog:
 
     found, problems = platforms(ignore)
     backends, more = load(BACKENDS, Backend, ignore)
-    return Catalog(found, backends, (*problems, *more))
+    return Catalog(found, backends, (*problems, *more), partial=bool(ignore or problems or more))
 
 
 def outside(platform: str) -> bool:

@@ -26,6 +26,9 @@ class Request:
     def __str__(self) -> str:
         return " / ".join(x for x in (self.backend, self.kernel) if x)
 
+    def means(self, backend: str, kernel: str) -> bool:
+        return self.backend in ("", backend) and self.kernel in ("", kernel)
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -41,7 +44,7 @@ class Policy:
 
     def forbids(self, backend: str, kernel: str) -> Request | None:
         for r in self.requests:
-            if r.mode == "forbid" and r.backend in ("", backend) and r.kernel in ("", kernel):
+            if r.mode == "forbid" and r.means(backend, kernel):
                 return r
         return None
 

@@ -30,7 +30,7 @@ def resolve(call: Call, machine: Machine, catalog: Catalog, policy: Policy = AUT
         decision.request = request
         if decision.chosen or request.mode == "require":
             return decision
-    decision.chosen, decision.source = _automatic(decision), "automatic"
+    decision.chosen, decision.source, decision.request = _automatic(decision), "automatic", None
     return decision
 
 

@@ -66,7 +66,7 @@ class Facts:
     @property
     def mask_reaches_it(self) -> bool:
         """One was given, or PyTorch is given one for a window or for causality from the bottom right."""
-        return self.mask != "none" or self.window != (-1, -1) or (self.causal and not self.square)
+        return self.mask != "none" or self.window != (-1, -1) or (self.causal and (self.varlen or not self.square))
 
 
 Rule = tuple[str, Callable[[Facts], bool]]
@@ -171,11 +171,13 @@ TORCH_PATHS: dict[str, tuple[Rule, ...]] = {
         ("CUDA from 8.0, or ROCm", lambda f: f.platform == "rocm" or on("cuda", TENSOR_CORES)(f)),
         HALF_TYPES, EQUAL, ROWS, TOKENS, TOP_LEFT, *AOTRITON,
         at_most(256, 8),
+        ("no order in the backward", lambda f: not (f.deterministic and f.grad)),
         ("gradient by shared memory", only_if(lambda f: f.platform == "cuda" and f.grad, flash_gradient)),
     ),
     "sdpa.efficient": (
         ("CUDA or ROCm", lambda f: f.platform == "rocm" or on("cuda", TENSOR_CORES | BEFORE)(f)),
         ("dtype of the chip", efficient_dtype), ("16-byte rows", efficient_rows), ROWS, TOKENS, *AOTRITON,
+        ("no order in the backward", lambda f: not (f.deterministic and (f.grad or f.mask_grad))),
         ("equal heads before torch 2.14", only_if(lambda f: f.heads != f.kv_heads, lambda f: f.platform == "cuda" and f.from_("torch", "2.14"))),
         ("ROCm: AOTriton's sizes before torch 2.13",
          only_if(lambda f: f.platform == "rocm" and not f.from_("torch", "2.13"), lambda f: f.head_dim == f.v_head_dim <= 256)),
@@ -327,6 +329,7 @@ DOES: dict[str, set[str]] = {
     "lse_grad": {"fa4"},
     "grad": {"fa2", "fa3", "fa3.hub", "fa4", "aiter", "aiter.triton"} | ATEN,
     "compile": {"fa2", "fa3", "fa3.hub", "ascend_fa"} | ATEN,
+    "deterministic": {*FA, "aiter", "aiter.triton", "musa_flash", "sdpa.cpu", "sdpa.flash", "sdpa.efficient"},
     "grouped heads": {*FA, "aiter", "aiter.triton", "musa_flash", "musa_fa2", "xpu_flash", "ascend_fa", "sdpa.cpu", "sdpa.flash"}
     | {"sdpa.cudnn", "sdpa.fused", "sdpa.mps", "sdpa.flash_xpu", "sdpa.efficient"},
 }  # fmt: skip
@@ -344,6 +347,7 @@ def asked(f: Facts) -> list[str]:
         ("lse_grad", lambda: f.grad and (f.ring > 1 or f.lse)),
         ("grad", lambda: f.grad),
         ("compile", lambda: f.compile),
+        ("deterministic", lambda: f.deterministic),
         ("grouped heads", lambda: f.heads != f.kv_heads),
     ]
     out = []
@@ -369,12 +373,23 @@ def violations(kernel: str, f: Facts) -> list[str]:
     return out
 
 
+PATHS_OF = {"cpu": ("sdpa.cpu",), "cuda": ("sdpa.flash", "sdpa.efficient"), "rocm": ("sdpa.flash", "sdpa.efficient")}
+
+
+def better_than_math(f: Facts) -> list[str]:
+    """PyTorch's own paths that may run this call, where every fact is known and their conditions are documented."""
+    unknown = [k for k, x in f._facts.items() if x is None and k not in ("step", "layer", "aotriton", "experimental", "cudnn")]
+    return [] if unknown else [k for k in PATHS_OF.get(f.platform, ()) if not violations(k, f)]
+
+
 # ---- which backends automatic choice may take
 
 
 def automatic(f: Facts) -> set[str]:
     """The order of the seed: what may come out of it, not what is installed."""
     if f.platform in ("cpu", "mps"):
+        return {"torch_sdpa"}
+    if f.platform == "npu" and f._facts["ring"] == 1 and f._facts["lse"] is False and not violations("sdpa.fused", f):
         return {"torch_sdpa"}
     if f.platform != "cuda":
         return {"fa", "torch_sdpa"}

@@ -157,9 +157,11 @@ def test_automatic_choice_always_finds_a_kernel_that_may_run(case: tuple[Machine
     assert "pad_head_dim" not in d.fittings
     seen = facts(machine, call, d.fittings)
     assert judge.violations(d.kernel or "", seen) == [], str(d)
-    assert d.backend in judge.automatic(facts(machine, call)) or machine.platform == "npu"
+    assert d.backend in judge.automatic(seen)
     if d.kernel == "sdpa.math":
         assert d.warnings, "the last resort without a warning"
+        mended = ("contiguous", "expand_kv") if call.heads and call.kv_heads else ("contiguous",)
+        assert not judge.better_than_math(facts(machine, call, mended)), "and not the last"
     assert d.error is None and valid(d)["kernel"] == d.kernel
 
 
@@ -168,15 +170,17 @@ def test_automatic_choice_always_finds_a_kernel_that_may_run(case: tuple[Machine
 def test_a_request_is_served_by_what_was_asked_or_refused_with_reasons(case: tuple[Machine, Call], data: Any) -> None:
     machine, call = case
     backend = data.draw(st.sampled_from(sorted(CATALOG.backends)))
-    d = resolve(call, machine, CATALOG, Policy((Request(backend, source="the test"),)))
+    kernel = data.draw(st.sampled_from(["", "sdpa.math", *(k.name for k in CATALOG.backends[backend].kernels)]))
+    d = resolve(call, machine, CATALOG, Policy((Request(backend, source="the test", kernel=kernel),)))
     said = valid(d)
     assert d.source == "the test"
     if d.chosen:
-        assert d.backend == backend and d.error is None
+        assert d.backend == backend and d.kernel in (kernel or d.kernel,) and d.error is None
         assert judge.violations(d.kernel or "", facts(machine, call, d.fittings)) == [], str(d)
         return
-    mine = [c for c in d.candidates if c.backend.name == backend]
-    assert mine and all(c.reasons for c in mine)
+    mine = [c for c in d.candidates if c.backend.name == backend and (not kernel or (c.kernel and c.kernel.name == kernel))]
+    assert all(c.reasons for c in mine)
+    assert mine or "no row for this kernel" in said["error"]
     assert said["error"] and backend in said["error"]
     assert all(r.id in said["error"] for c in mine for r in c.reasons)
 

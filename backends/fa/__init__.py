@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hal.backend import Backend, Kernel, Needs
 from hal.facts import HALF
-from hal.rules import Not, OneOf, Pairs, Rule, Same, Versions
+from hal.rules import Between, Not, OneOf, Pairs, Rule, Same, Versions
 
 SIZES = frozenset({32, 64, 96, 128, 160, 192, 224, 256})  # others run as the next of these, which pads
 FORWARD = frozenset({"causal", "lse", "varlen", "deterministic", "graph", "gqa", "rectangular", "window", "scale"})
@@ -71,8 +71,9 @@ FA3 = Kernel(
         Rule("compile.registered", {"compile": True, "pkg.flash_attn_3": Versions("<=3.0.0b1")},
              note="flash_attn_3 registers its kernels with PyTorch from 3.0.0 on, not in 3.0.0b1",
              fix="build hopper/ of github.com/Dao-AILab/flash-attention anew"),
-        Rule("lse.build", {"lse": True, "pkg.flash_attn_3": Versions("==3.0.0b1")}, effect="warn",
-             note="builds of 3.0.0b1 cannot all be asked for the LSE; hal looks at the one that is installed before it takes it"),
+        *(Rule("lse.build", {**asked, "pkg.flash_attn_3": Versions("==3.0.0b1")}, effect="warn",
+               note="builds of 3.0.0b1 cannot all be asked for the LSE; hal looks at the one installed before it takes it")
+          for asked in ({"lse": True}, {"lse": False, "ring": Between(2)})),
     ),
     needs=(Needs("flash_attn_3", "flash_attn_interface", "flash_attn_func", ">=3.0.0b1,<4",
                  "git clone https://github.com/Dao-AILab/flash-attention && cd flash-attention/hopper && python setup.py install",

@@ -17,6 +17,12 @@ MASKS = frozenset({"mask.key_padding", "mask.bool", "mask.additive"})
 PLAIN = frozenset({"causal", "gqa", "scale", "rectangular", "grad", "compile", "graph", "varlen", "deterministic"})
 BUILT = frozenset({"window"})  # honoured by building a mask
 NOT_EMPTY = Rule("empty", require={"empty": False}, note="PyTorch sends calls without tokens to its math path")
+# Forward, flash and efficient repeat themselves.  Backward, efficient never does, and flash not on every GPU.
+ORDER = tuple(
+    Rule(f"deterministic.{who}", {"deterministic": True, who: True}, note="its backward adds in no fixed order",
+         fix="allow non-deterministic algorithms", citation="pytorch attention_backward.cu")
+    for who in ("grad", "mask_grad")
+)  # fmt: skip
 
 CPU = Kernel(
     "sdpa.cpu",
@@ -32,13 +38,14 @@ FLASH = Kernel(
     "sdpa.flash",
     "hal.backends.torch_sdpa.kernels:flash",
     layout="bhsd",
-    honours=PLAIN - {"deterministic"} | {"dropout", "lse"},
+    honours=PLAIN | {"dropout", "lse"},
     limits={"dtype": HALF, "head_dim": range(8, 257, 8), "v_head_dim": Same("head_dim"), "contiguous": True},
     rules=(
         NOT_EMPTY,
         Rule("causal.square", {"causal": True}, {"q_len": Same("kv_len")},
              note="PyTorch's flash path takes causal calls of equal lengths only"),
         Rule("causal.varlen", {"causal": True, "varlen": True}, note="packed sequences may differ in length"),
+        ORDER[0],
     ),
     confirm="hal.backends.torch_sdpa.kernels:confirm_flash",
     title="PyTorch's FlashAttention path",
@@ -47,12 +54,13 @@ EFFICIENT = Kernel(
     "sdpa.efficient",
     "hal.backends.torch_sdpa.kernels:efficient",
     layout="bhsd",
-    honours=PLAIN - {"gqa", "deterministic"} | MASKS | BUILT | {"dropout", "lse", "mask_grad"},
+    honours=PLAIN - {"gqa"} | MASKS | BUILT | {"dropout", "lse", "mask_grad"},
     limits={"dtype": FLOATS, "head_dim": Mod(4), "v_head_dim": Mod(4), "contiguous": True},
     rules=(
         NOT_EMPTY,
         Rule("head_dim.half", {"dtype": HALF}, {"head_dim": Mod(8), "v_head_dim": Mod(8)},
              note="16-byte rows: half types take multiples of 8"),
+        *ORDER,
     ),
     confirm="hal.backends.torch_sdpa.kernels:confirm_efficient",
     title="PyTorch's memory-efficient path",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from ..advice import fix
 from ..errors import PolicyError, unknown
 from .options import as_json, installed, machine_of, on_machine
-from .output import Part, Row, Screen, emit, screen
+from .output import Part, Row, Screen, emit, lined, screen
 
 if TYPE_CHECKING:
     from ..catalog import Catalog
@@ -134,13 +134,15 @@ def show(out: Screen, d: Decision, assumed: list[str]) -> None:
     else:
         out.line(("refused", "bold red"), f"  {(d.error or '').partition('.' + chr(10))[0]}")
     said, *rest = details(d)
+    said += "".join(f" {k}=?" for k in TYPICAL if getattr(d.call, k) is None)
     note = f"  (assumed: {', '.join(assumed)})" if assumed else ""
     out.item("call", said.removeprefix("call: ").replace(",", " "), (note, "dim"))
     for text in rest:
         name, _, what = text.partition(" ")
         out.item(name, (what, "yellow" if name == "warning" else ""))
-    asked = d.request.backend if d.request else ""
-    shown = [c for c in d.candidates if c.line is not None or c.backend.name == asked]
+    if d.error and not any(map(d.asks_for, d.candidates)):  # no row to hold the reason
+        out.item("reason", *(line.strip() for line in d.error.splitlines() if line.startswith("  platform: ")))
+    shown = [c for c in d.candidates if c.line is not None or (d.request and d.asks_for(c))]
     out.heading("Candidates")
     out.table(("candidate", "verdict", "why"), [_row(d, c) for c in shown])
     elsewhere = [c.backend.name for c in d.candidates if c not in shown]
@@ -149,18 +151,26 @@ def show(out: Screen, d: Decision, assumed: list[str]) -> None:
     if d.advice:
         out.heading("Advice")
         for a in d.advice:
-            out.line("  - ", a)
+            out.item("-", a)
 
 
 def _row(d: Decision, c: Candidate) -> Row:
     chosen = d.chosen is not None and c.line is d.chosen.line
     verdict = {True: ("fits", "green"), False: ("no", "red"), None: ("depends", "yellow")}[c.verdict]
-    why: list[Part] = [f"with {', '.join(f.name for f, _ in c.fittings)}\n"] if c.fittings else []
-    for r in c.reasons:
-        why += [(r.id, "red" if r.verdict is False else "yellow"), f"  {r.message}\n"]
-        why += [f"  fix: {fix(r)}\n"] if fix(r) else []
-        why += [(f"  see: {r.citation}\n", "dim")] if r.citation else []
-    if why:
-        why[-1] = why[-1].rstrip("\n") if isinstance(why[-1], str) else (why[-1][0].rstrip("\n"), why[-1][1])
-    name = (str(c), "bold green" if chosen else "bold" if d.request and d.request.backend == c.backend.name else "")
-    return name, ("chosen", "bold green") if chosen else verdict, why
+    name = (str(c), "bold green" if chosen else "bold" if d.request and d.asks_for(c) else "")
+    lines: list[list[Part]] = [[f"with {', '.join(f.name for f, _ in c.fittings)}"]] if c.fittings else []
+    for r in dict.fromkeys(_Told(r.id, r.verdict, r.message, fix(r), r.citation) for r in c.reasons):
+        lines.append([(r.id, "red" if r.verdict is False else "yellow"), f"  {r.message}"])
+        lines += [[f"  fix: {r.fix}"]] if r.fix else []
+        lines += [[(f"  see: {r.citation}", "dim")]] if r.citation else []
+    return name, ("chosen", "bold green") if chosen else verdict, lined(lines)
+
+
+class _Told(NamedTuple):
+    """What a person reads of a reason; the same of two facts is said once."""
+
+    id: str
+    verdict: bool | None
+    message: str
+    fix: str
+    citation: str

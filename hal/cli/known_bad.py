@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import as_json, installed
-from .output import Part, Row, emit, screen
+from .output import Part, Row, emit, lined, screen
 
 if TYPE_CHECKING:
     from ..catalog import KnownBad
@@ -42,10 +42,10 @@ def _row(b: KnownBad) -> Row:
     r = b.rule
     where = f" where {_conditions(r.when)}" if r.when else ""
     more = f", unless {_conditions(r.require)}" if r.require else ""
-    what: list[Part] = [(f"{', '.join(sorted(b.kernels))}{where}{more}", "bold")]
-    what += [f"\n{word}{x}" for word, x in (("", r.note), ("fix: ", r.fix)) if x]
-    what += [(f"\nsee: {r.citation}", "dim")] if r.citation else []
-    return f"  {r.waiver}", (r.effect, "yellow" if r.effect == "warn" else "red"), what
+    lines: list[list[Part]] = [[(f"{', '.join(sorted(b.kernels))}{where}{more}", "bold")]]
+    lines += [[f"{word}{x}"] for word, x in (("", r.note), ("fix: ", r.fix)) if x]
+    lines += [[(f"see: {r.citation}", "dim")]] if r.citation else []
+    return f"  {r.waiver}", (r.effect, "yellow" if r.effect == "warn" else "red"), lined(lines)
 
 
 def _conditions(limits: Any) -> str:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..catalog import Catalog
     from ..facts import Machine
 
-SOFTWARE = ("torch", "cudnn", "triton")  # versions that --with sets besides those of packages
-
 
 def _ignore(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> None:
     """Set for this process, before the catalog is made; detection at import has already run, so it runs again."""
@@ -98,15 +96,16 @@ def machine_of(catalog: Catalog, on: str | None, with_: tuple[str, ...], without
     if not with_ and not without:
         return machine
     from ..policy import names, release
+    from ..rules import VERSION_FACTS
 
     software: dict[str, str | None] = {}
     packages: dict[str, str | None] = {}
     for text in sorted(names(with_)):
         name, version = release(text)
         _check_version(text, version)
-        if name in SOFTWARE:
+        if name in VERSION_FACTS:
             software[name] = version
-        if name not in SOFTWARE or name in catalog.packages:
+        if name not in VERSION_FACTS or name in catalog.packages:
             packages[_package(catalog, machine, name)] = version
     for name in sorted(names(without)):
         key = _package(catalog, machine, name)
@@ -119,7 +118,7 @@ def machine_of(catalog: Catalog, on: str | None, with_: tuple[str, ...], without
 def _package(catalog: Catalog, machine: Machine, name: str) -> str:
     key = catalog.package(name)
     if key not in catalog.packages and key not in machine.packages:
-        raise FactError(unknown("package", name, {*catalog.packages, *machine.packages, *SOFTWARE}))
+        raise FactError(unknown("package", name, {*catalog.packages, *machine.packages, "torch", "cudnn", "triton"}))
     return key
 
 

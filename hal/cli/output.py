@@ -30,6 +30,14 @@ def dtypes(names: Iterable[str]) -> str:
     return " ".join(sorted(names, key=DTYPE_ORDER.index)).replace("bfloat", "bf").replace("float", "fp")
 
 
+def lined(lines: Iterable[list[Part]]) -> list[Part]:
+    """Lines as one cell."""
+    out: list[Part] = []
+    for line in lines:
+        out += ["\n", *line] if out else line
+    return out
+
+
 def on_terminal() -> bool:
     if os.environ.get("FORCE_COLOR"):
         return True
@@ -48,8 +56,8 @@ class Screen:
         click.echo(_text(list(parts)))
 
     def item(self, name: str, *parts: Part) -> None:
-        """A name with what is said of it."""
-        click.echo(f"  {name:<8} {_text(list(parts))}")
+        """A name with what is said of it; a dash for an item of a list."""
+        click.echo(f"  {name.ljust(0 if name == '-' else 8)} {_text(list(parts))}")
 
     def progress(self, text: str) -> None:
         """What is being done, on a terminal until the next is said; empty: nothing more."""
@@ -90,7 +98,7 @@ class RichScreen(Screen):
         from rich.table import Table
 
         grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=8, style="dim", no_wrap=True)
+        grid.add_column(width=1 if name == "-" else 8, style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
         grid.add_row(name, _styled(list(parts)))
         self.console.print(Padding(grid, (0, 0, 0, 2)))

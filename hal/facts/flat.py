@@ -9,7 +9,7 @@ from .call import CONTIGUOUS, KINDS, Call
 from .machine import Machine
 from .values import ABSENT
 
-CALL_FACTS = frozenset(KINDS) | {"contiguous", "empty", "gqa", "rectangular", "math_bytes", "masked", "scores"}
+CALL_FACTS = frozenset(KINDS) | {"contiguous", "empty", "gqa", "rectangular", "math_bytes", "masked", "biased", "scores"}
 MACHINE_FACTS = frozenset({"platform", "arch", "memory", "shared_memory", "device_dtype"})
 
 # A feature is asked for when its fact differs from the plain value.  A kernel lists what it honours; the rest is refused.
@@ -39,6 +39,10 @@ def derive(facts: dict[str, Any]) -> dict[str, Any]:
     facts["rectangular"] = None if q is None or k is None else q != k
     facts["scores"] = None if q is None or k is None else q * k  # of one head
     facts["masked"] = None if facts["mask"] is None else facts["mask"] != "none"
+    # PyTorch's paths know neither windows nor causality from the bottom right: they are given a mask for these too.
+    window = None if facts["window"] is None else facts["window"] != (-1, -1)
+    uneven = _all([facts["causal"], _any([facts["varlen"], facts["rectangular"]])])
+    facts["biased"] = _any([facts["masked"], window, uneven])
     # A size that is a symbol under torch.compile is at least 2: it specialises on 0 and 1.
     sizes = (b, h, q, k)
     facts["empty"] = True if 0 in sizes else None if None in sizes and not facts["compile"] else False
@@ -69,3 +73,7 @@ def features_of(facts: dict[str, Any]) -> list[tuple[str, bool | None]]:
 
 def _all(xs: list[bool | None]) -> bool | None:
     return False if False in xs else None if None in xs else True
+
+
+def _any(xs: list[bool | None]) -> bool | None:
+    return True if True in xs else None if None in xs else False

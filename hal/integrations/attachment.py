@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from .. import detect, plugins
 from ..errors import AttachError
 from .routing import Route, acquire, release, routed
 from .sites import Site, Unreached, find, other_sequence
@@ -71,10 +72,10 @@ def attach(model: Any, *, component: str | None = None, backend: str | None = No
     Set processors (IP-Adapter, fused projections) before: one that is put in while attached may bypass hal.
     Nothing that other models use is changed.  Attention that hal cannot reach is named in one warning per component;
     it runs as before.  Raises :class:`AttachError` for anything else than a model or pipeline, for one that has no
-    attention that hal can reach, and for one that is attached already.
+    attention that hal can reach, and for one that is attached already; PolicyError for an unknown backend.
     """
     parts = _parts(model, component)
-    policy = {} if backend is None else {"backend": backend}
+    policy = {} if backend is None else {"backend": backend_name(backend)}
     components: dict[str, Component] = {}
     with ExitStack() as undo:
         for name, module in parts.items():
@@ -88,6 +89,11 @@ def attach(model: Any, *, component: str | None = None, backend: str | None = No
                 warnings.warn(_warning(found), stacklevel=2)
         return Attachment(components, undo.pop_all())
     raise AssertionError  # an ExitStack without callbacks that swallow errors ends here never
+
+
+def backend_name(name: str) -> str:
+    """The backend's own name for any spelling of it.  Raises PolicyError for an unknown one."""
+    return plugins.catalog(detect.ignored()).backend_name(name)
 
 
 def _parts(model: Any, component: str | None) -> dict[str, nn.Module]:

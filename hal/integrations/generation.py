@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import AttachError, HalError, did_you_mean
 from ..facts import dtype_name
 from . import media
-from .attachment import Attachment, attach
+from .attachment import Attachment, attach, backend_name
 
 Progress = Callable[[int, int], None]  # steps done, steps in all
 
@@ -59,49 +59,59 @@ def generate(
     from .. import current_platform, receipts
 
     path = media.writable(out)
-    name = read_index(model_path)
-    pipeline = load(model_path, dtype).to(device or current_platform().device_type)
-    pipeline.set_progress_bar_config(disable=True)
+    cls = pipeline_class(model_path)
     given = {"num_inference_steps": steps, "num_frames": frames, **arguments}
     call = {key: value for key, value in given.items() if value is not None}
-    parameters = inspect.signature(pipeline.__call__).parameters
-    if unknown := sorted(set(call) - set(parameters)):
-        raise AttachError(f"{name} takes no {', '.join(unknown)}{did_you_mean(unknown[0], parameters)}")
-    if path.suffix.lower() == ".mp4" and "num_frames" not in parameters:
-        raise AttachError(f"{name} makes pictures, not videos; name a .png file")
-    call |= _callback(pipeline, parameters, progress)
+    _check(cls, call, path)
+    if backend is not None:
+        backend = backend_name(backend)
+    pipeline = load(model_path, dtype)
+    device = device or current_platform().device_type
+    try:
+        pipeline = pipeline.to(device)
+    except (RuntimeError, AssertionError, ValueError) as e:
+        raise AttachError(f"{cls.__name__} cannot be moved to the device {device!r}: {e}") from e
+    pipeline.set_progress_bar_config(disable=True)
 
     import torch
 
-    before = _counts(receipts())
+    before = {replace(r, runs=0): r.runs for r in receipts()}
     start = time.perf_counter()
     with attach(pipeline, backend=backend) as attachment:
         try:
-            generator = torch.Generator("cpu").manual_seed(seed)
-            made = pipeline(prompt=prompt, generator=generator, output_type="pil", **call)
+            made = pipeline(
+                prompt=prompt,
+                generator=torch.Generator("cpu").manual_seed(seed),
+                output_type="pil",
+                **call,
+                **_callback(pipeline, progress),
+            )
         except HalError:
             raise
         except (TypeError, ValueError) as e:
-            raise AttachError(f"{name} refused the call: {e}") from e
+            raise AttachError(f"{cls.__name__} refused the call: {e}") from e
     seconds = time.perf_counter() - start
-    images = _images(made, name)
+    images = _images(made, cls.__name__)
     media.save(images, path, fps)
-    done = tuple(
-        r for r in (replace(r, runs=r.runs - before.get(replace(r, runs=0), 0)) for r in receipts()) if r.runs > 0
-    )
-    return Generation(path, attachment, done, len(images), seconds)
+    mine = (replace(r, runs=r.runs - before.get(replace(r, runs=0), 0)) for r in receipts())
+    return Generation(path, attachment, tuple(r for r in mine if r.runs), len(images), seconds)
 
 
-def _counts(receipts: list[Any]) -> dict[Any, int]:
-    return {replace(r, runs=0): r.runs for r in receipts}
+def _check(cls: type, call: dict[str, Any], path: Path) -> None:
+    """Refuse arguments that the pipeline does not take, before its weights are read."""
+    parameters = inspect.signature(cls.__call__).parameters
+    if unknown := sorted(set(call) - set(parameters)):
+        raise AttachError(f"{cls.__name__} takes no {', '.join(unknown)}{did_you_mean(unknown[0], parameters)}")
+    if path.suffix.lower() == ".mp4" and "num_frames" not in parameters:
+        raise AttachError(f"{cls.__name__} makes pictures, not videos; name a .png file")
 
 
-def read_index(model_path: str | os.PathLike[str]) -> str:
-    """The class name of the pipeline in a folder.  Raises AttachError, naming the fix, when there is none."""
+def pipeline_class(model_path: str | os.PathLike[str]) -> type:
+    """The class of the pipeline in a folder.  Raises AttachError, naming the fix, when there is none."""
     folder = Path(model_path)
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "not there"
-        raise AttachError(f"{str(folder)!r} is {found}; --model-path takes the folder of a saved diffusers pipeline")
+        state = "a file" if folder.exists() else "not there"
+        raise AttachError(f"{str(folder)!r} is {state}; --model-path takes the folder of a saved diffusers pipeline")
     index = folder / "model_index.json"
     if not index.is_file():
         inside = sorted(p.parent.name for p in folder.glob("*/model_index.json"))
@@ -114,15 +124,18 @@ def read_index(model_path: str | os.PathLike[str]) -> str:
         name = json.loads(index.read_text("utf-8"))["_class_name"]
     except (ValueError, KeyError, TypeError) as e:
         raise AttachError(f"{str(index)!r} is damaged ({type(e).__name__}: {e}); download the pipeline again") from e
-    import diffusers
-
+    try:
+        import diffusers
+    except ImportError as e:
+        raise AttachError(f"pipelines are run by diffusers ({e}); pip install 'attention-hal[diffusers]'") from e
     if not isinstance(name, str) or not hasattr(diffusers, name):
         pipelines = [n for n in dir(diffusers) if n.endswith("Pipeline")]
         raise AttachError(
             f"{str(index)!r} asks for the class {name!r}, which diffusers {diffusers.__version__} does not have"
             f"{did_you_mean(str(name), pipelines)}; pip install --upgrade diffusers"
         )
-    return name
+    found: type = getattr(diffusers, name)
+    return found
 
 
 def load(model_path: str | os.PathLike[str], dtype: str | None = None) -> Any:
@@ -175,7 +188,7 @@ def _damaged(folder: Path) -> str:
     return ""
 
 
-def _callback(pipeline: Any, parameters: Any, progress: Progress | None) -> dict[str, Any]:
+def _callback(pipeline: Any, progress: Progress | None) -> dict[str, Any]:
     """The pipeline's argument that reports each step to ``progress``, in the newer or the older form."""
     if progress is None:
         return {}
@@ -184,6 +197,7 @@ def _callback(pipeline: Any, parameters: Any, progress: Progress | None) -> dict
         progress(step + 1, len(pipeline.scheduler.timesteps))
         return state
 
+    parameters = inspect.signature(pipeline.__call__).parameters
     if "callback_on_step_end" in parameters:
         return {"callback_on_step_end": at_end}
     if "callback" in parameters:

@@ -194,9 +194,9 @@ def _scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """PyTorch's signature and shapes: ``(*batch, heads, tokens, head_dim)`` with any number of batch dimensions."""
-    batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     if query.dim() == 4 and query.shape[0] == key.shape[0] == value.shape[0]:
         return _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, "bhsd")
+    batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     if query.dim() == 2:
         lift: Callable[[Tensor], Tensor] = lambda x: x[None, None]
     else:

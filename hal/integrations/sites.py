@@ -98,7 +98,7 @@ def _judge(module: nn.Module, processor: Any, read: Callable[[type, Any], Code])
     if isinstance(module, nn.MultiheadAttention):
         return frozenset(), "torch.nn.MultiheadAttention has no place where another attention can be put"
     cls: Any = type(module)
-    names, texts = read(cls, vars(module).get("forward", cls.forward))
+    names, texts = read(cls, vars(module).get("forward") or type(module).forward)
     if processor is not None:
         cls = type(processor)
         more = read(cls, processor if isinstance(processor, types.FunctionType) else cls.__call__)

@@ -100,6 +100,83 @@ def test_a_request_names_who_asked(hal):
     assert (found["backend"], found["kernel"], found["source"]) == ("torch_sdpa", "sdpa.math", "--kernel sdpa.math")
 
 
+@pytest.mark.parametrize("name", ["flash-attn-3", "flash_attn_3", "FLASH.ATTN.3", "flash_attn_interface"])
+def test_with_takes_any_spelling_of_a_package_and_the_choice_follows(hal, name):
+    without = hal("explain", "--on", "h100", "--call", "causal=true", "--json").json
+    found = hal("explain", "--on", "h100", "--call", "causal=true", "--with", f"{name}==3.0.0", "--json").json
+    assert without["backend"] == "torch_sdpa"
+    assert (found["backend"], found["kernel"]) == ("fa", "fa3")
+
+
+def test_without_takes_away_what_a_preset_has(hal):
+    assert hal("explain", "--on", "910b", "--call", "ring=2", "--json").json["backend"] == "fa"
+    found = hal("explain", "--on", "910b", "--call", "ring=2", "--without", "torch-npu", "--json").json
+    assert found["backend"] == "torch_sdpa"
+    assert any("torch_npu" in a for a in found["advice"])
+
+
+def test_with_sets_torch_cudnn_and_triton(hal):
+    """Field case B4: cuDNN 9.19 with few key heads on B200."""
+    call = ("--call", "heads=4", "--backend", "torch_cudnn_sdpa", "--json")
+    assert hal("explain", "--on", "b200", "--with", "torch==2.12,cudnn==9.19", *call).code == 2
+    assert hal("explain", "--on", "b200", "--with", "torch==2.14.0,cudnn==9.24", *call).code == 0
+    assert hal("facts", "--on", "b200", "--with", "triton==3.7.0", "--json").json["software"]["triton"] == "3.7.0"
+
+
+def test_a_waiver_of_a_known_defect_lets_a_request_pass(hal):
+    """Golden case 2."""
+    asked = (
+        "explain",
+        "--on",
+        "b200",
+        "--with",
+        "torch==2.12,cudnn==9.19",
+        "--call",
+        "heads=4",
+        "--backend",
+        "cudnn",
+        "--json",
+    )
+    refused = hal(*asked)
+    (reason,) = [r for c in refused.json["candidates"] if c["backend"] == "torch_cudnn_sdpa" for r in c["reasons"]]
+    assert reason["citation"]
+    assert hal(*asked, "--waive", reason["waiver"]).code == 0
+
+
+def test_fit_lets_hal_pad_the_head_dim(hal):
+    asked = (
+        "explain",
+        "--on",
+        "a100",
+        "--with",
+        "flash-attn==2.8.3",
+        "--backend",
+        "fa2",
+        "--call",
+        "head_dim=72",
+        "--json",
+    )
+    assert hal(*asked).code == 2
+    assert hal(*asked, "--fit", "pad_head_dim").json["fittings"] == ["pad_head_dim"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"), [(("--kernel", "fa4"), "rocm has no row"), (("--backend", "cudnn"), "platform is rocm")]
+)
+def test_what_a_platform_has_no_row_for_is_refused_with_that_reason(hal, request_, said):
+    assert said in hal("explain", "--on", "mi300x", *request_).out
+    assert said in hal("explain", "--on", "mi300x", *request_, "--json").json["error"]
+
+
+def test_each_device_of_a_machine_is_explained_by_itself(hal, tmp_path):
+    """Golden case 27."""
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps({"platform": "cuda", "devices": [{"arch": "7.0"}, {"arch": "sm_86"}]}))
+    kernels = [hal("explain", "--on", str(path), "--call", f"device={i}", "--json").json for i in (0, 1)]
+    assert [k["device"]["arch"] for k in kernels] == ["sm70", "sm86"]
+    assert kernels[0]["kernel"] != kernels[1]["kernel"]
+
+
 def test_waive_lets_a_request_pass_a_budget(hal):
     asked = ("explain", "--on", "x86", "--kernel", "sdpa.math", "--call", "q_len=65536", "--json")
     assert hal(*asked).code == 2

@@ -140,7 +140,8 @@ CASES = (
         rows=(
             Row("ring", "910b", "ring=2", "fa/ascend_fa", warns=False),
             Row("ring by its other chip", "910c", "ring=4,causal=true", "fa/ascend_fa"),
-            Row("no CUDA kernel is a candidate", "910b", "ring=2", REFUSED, FA2, ask="fa/fa2"),
+            Row("no CUDA kernel is a candidate", "910b", "ring=2", REFUSED, FA2, ask="fa/fa2",
+                says=("no row for this kernel; it has ascend_fa",)),
         ),
     ),
     Case(

@@ -9,14 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attached import STEPS, runs, sample
+from diffusers import UNet2DConditionModel
 from diffusers.models import attention_dispatch
-from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0, IPAdapterAttnProcessor2_0
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import hal
-from hal.errors import AttachError
+from hal.errors import AttachError, PolicyError
 from hal.testing import tiny
 
 REGISTRY = attention_dispatch._AttentionBackendRegistry
@@ -218,6 +219,30 @@ def test_joint_attention_is_self_attention():
     assert {role for _, role in runs()} == {"self"}
 
 
+@torch.no_grad()
+def test_an_image_prompt_beside_the_text_is_cross_attention():
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(4, 8),
+        norm_num_groups=2,
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=8,
+        attention_head_dim=2,
+    ).eval()
+    for name, module in unet.named_modules():
+        if name.endswith("attn2"):
+            module.set_processor(IPAdapterAttnProcessor2_0(hidden_size=8, cross_attention_dim=8, num_tokens=(9,)))
+    arguments = {"timestep": 1, "encoder_hidden_states": (torch.randn(2, 5, 8), [torch.randn(2, 1, 9, 8)])}
+    noise = torch.randn(2, 4, 8, 8)
+    want = unet(noise, **arguments).sample
+    with hal.attach(unet):
+        assert torch.equal(unet(noise, **arguments).sample, want)
+    assert dict(runs()) == {("unet", "self"): 4, ("unet", "cross"): 2 * 4}  # text and image, each by itself
+
+
 def test_a_users_own_backend_setting_comes_back():
     model = tiny.ltx().transformer
     first, second = (block for block in (model.transformer_blocks[0].attn1, model.transformer_blocks[0].attn2))
@@ -400,6 +425,14 @@ def test_attaching_twice_is_refused_and_harmless():
         pass
     with pytest.raises(AttachError, match="own component names"):
         hal.attach(pipeline, component="transformer")
+
+
+def test_an_unknown_backend_is_refused_before_anything_is_changed():
+    pipeline = tiny.flux()
+    before = state(*parts(pipeline))
+    with pytest.raises(PolicyError, match="unknown attention backend 'fa9'"):
+        hal.attach(pipeline, backend="fa9")
+    assert state(*parts(pipeline)) == before
 
 
 def test_diffusers_context_parallelism_is_refused():

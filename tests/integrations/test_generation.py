@@ -14,7 +14,7 @@ from PIL import Image
 
 import hal
 from hal.errors import AttachError, HalError
-from hal.integrations import media
+from hal.integrations import generation, media
 from hal.integrations.generation import generate
 from hal.testing import tiny
 
@@ -170,6 +170,7 @@ def test_a_missing_writer_names_its_package(monkeypatch, tmp_path, missing, out)
         ({"out": "cat.mp4"}, "makes pictures, not videos"),
         ({"backend": "fa9"}, "unknown attention backend 'fa9'"),
         ({"dtype": "bf61"}, "'bf61' is no dtype"),
+        ({"device": "abacus"}, "cannot be moved to the device 'abacus'"),
     ],
     ids=str,
 )
@@ -178,6 +179,19 @@ def test_arguments_that_do_not_fit(folders, tmp_path, more, said):
     with pytest.raises(HalError, match=said):
         generate(folders / "pixart", "a cat", out=out, **{**call("pixart"), **more})
     assert not list(tmp_path.iterdir())
+
+
+def test_arguments_are_checked_before_the_weights_are_read(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "load", lambda *_: pytest.fail("it read the weights"))
+    for more in ({"heigth": 8}, {"backend": "fa9"}, {"out": tmp_path / "cat.mp4"}):
+        with pytest.raises(HalError):
+            generate(folders / "pixart", "a cat", **{"out": tmp_path / "cat.png", **more})
+
+
+def test_a_missing_diffusers_names_its_extra(folders, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(AttachError, match=r"pip install 'attention-hal\[diffusers\]'"):
+        generate(folders / "pixart", "a cat", out=tmp_path / "cat.png")
 
 
 def test_a_failed_write_leaves_neither_a_part_nor_the_old_file_changed(monkeypatch, tmp_path):

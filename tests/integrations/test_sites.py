@@ -153,6 +153,13 @@ def test_code_is_read_not_names(module, doors, unreached):
     assert [unreached in u.why for u in missed] == ([True] if unreached else [])
 
 
+def test_a_forward_patched_by_its_user_is_read_instead_of_the_class():
+    module = SomeAttention()
+    module.forward = helper
+    sites, missed = find(module)
+    assert len(sites) == 1 and not missed
+
+
 def test_the_argument_that_carries_another_sequence_is_found():
     from diffusers.models.attention_processor import Attention
     from diffusers.models.transformers.transformer_wan import WanAttention

@@ -203,7 +203,8 @@ def test_the_math_path_can_be_asked_for() -> None:
     ("on", "call", "torch", "kernel", "rule"),
     [
         ("a770", "head_dim=64,mask=bool", "2.13.0", "sdpa.fused", "xpu-sdpa-mask-crash"),
-        ("a770", "head_dim=64,causal=true,kv_len=256", "2.14.0", "sdpa.fused", "xpu-sdpa-causal-crash"),
+        ("a770", "head_dim=64,causal=true,kv_len=256", "2.14.0", "sdpa.fused", "xpu-sdpa-mask-crash"),
+        ("a770", "head_dim=64,window=128:128", "2.14.0", "sdpa.fused", "xpu-sdpa-mask-crash"),
         ("a770", "head_dim=64,mask=bool", "2.15.0", "sdpa.fused", None),
         ("a770", "head_dim=64,mask=bool,q_len=16", "2.13.0", "sdpa.fused", None),
         ("a770", "head_dim=128,mask=bool", "2.13.0", "sdpa.fused", None),
