@@ -105,6 +105,9 @@ class Catalog:
         key = name.strip().lower().replace("-", "_")
         key = self.aliases.get(key, key)
         if key not in self.backends:
+            for p in self.problems:
+                if p.name == key:
+                    raise p.as_error()
             raise PolicyError(unknown("attention backend", name, {*self.backends, *self.aliases}))
         return key
 
@@ -197,6 +200,8 @@ class Catalog:
         elif key not in self._lines:
             b = self.backends[backend]
             rows = [*self.platforms[platform].support.get(backend, ()), *b.support.get(platform, ())]
+            if self.partial:  # rows may name kernels of a backend that is not here, or that another has taken the place of
+                rows = [r for r in rows if isinstance(r.kernel, Kernel) or r.kernel in self.kernels]
             if b.portable and all(r.kernel not in (b.portable, b.portable.name) for r in rows):
                 rows.append(Row(b.portable, tier="portable"))
             self._lines[key] = tuple(self._line(platform, b, r) for r in rows)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from . import plugins
-from .errors import PlatformError, PluginError, unknown
+from .errors import PlatformError, unknown
 from .facts import Machine, Package
 from .host import Detection, Host
 from .platform import Platform
@@ -20,30 +20,36 @@ def ignored() -> frozenset[str]:
     return frozenset(n.strip() for n in os.environ.get(IGNORE, "").split(",") if n.strip())
 
 
-def detections(platforms: Mapping[str, Platform], host: Host) -> tuple[Detection, ...]:
+def detections(platforms: Mapping[str, Platform], host: Host, raised: dict[str, BaseException] | None = None) -> tuple[Detection, ...]:
     """What each platform says, with its evidence.  One that raises is told as unusable, and never hides another."""
     out = []
     for p in platforms.values():
         try:
-            out.append(p.detect(host))
+            d = p.detect(host)
+            if not isinstance(d, Detection):
+                raise TypeError(f"{type(d).__name__} is no Detection")
         except (Exception, SystemExit) as e:
-            out.append(Detection(p.name, "unusable", (f"its detection raised {type(e).__name__}: {e}",)))
+            if raised is not None:
+                raised[p.name] = e
+            d = Detection(p.name, "unusable", (f"its detection raised {type(e).__name__}: {e}",))
+        out.append(d)
     return tuple(out)
 
 
-def choose(platforms: Mapping[str, Platform], found: tuple[Detection, ...], host: Host) -> str:
+def choose(
+    platforms: Mapping[str, Platform], found: tuple[Detection, ...], host: Host, raised: Mapping[str, BaseException] = {}
+) -> str:
     """The name of the one platform to use.  Raises PlatformError where a person must choose."""
     asked = host.env.get(ENVIRONMENT, "").strip().lower()
     if asked:
         if asked not in platforms:
             raise PlatformError(unknown(f"platform in {ENVIRONMENT}", asked, platforms))
         return asked
-    raised = [d for d in found if d.state == "unusable" and d.found and "its detection raised" in d.found[0]]
+    for name, error in raised.items():
+        if plugins.outside(name):
+            raise plugins.Problem(plugins.PLATFORMS, name, plugins.distribution_of(name), error).as_error()
     present = [d.platform for d in found if d.present and platforms[d.platform].accelerator]
     theirs = [n for n in present if plugins.outside(n)]
-    if any(plugins.outside(d.platform) for d in raised):
-        d = next(d for d in raised if plugins.outside(d.platform))
-        raise PluginError(f"platform {d.platform}: {d.found[0]}; go on without it by --ignore-plugin {d.platform}")
     for group in (theirs, present):
         if len(group) == 1:
             return group[0]
@@ -63,16 +69,14 @@ class _Detected:
     def __init__(self, host: Host):
         self.host = host
         self.platforms, self.problems = plugins.platforms(ignored())
-        self.detections = detections(self.platforms, host)
+        raised: dict[str, BaseException] = {}
+        self.detections = detections(self.platforms, host, raised)
         self.error: Exception | None = None
         self.name = ""
         try:
             if self.problems:
-                p = self.problems[0]
-                raise PluginError(
-                    f"{p}; go on without it by --ignore-plugin {p.name} or {IGNORE}={p.name}"
-                ) from p.error
-            self.name = choose(self.platforms, self.detections, host)
+                raise self.problems[0].as_error()
+            self.name = choose(self.platforms, self.detections, host, raised)
         except Exception as e:
             self.error = e
 

@@ -81,7 +81,7 @@ def _wrap_pack(run: Run, before: Any, after: Any) -> Run:
         if not bshd:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         b, s = q.shape[:2]
-        keep = mask.reshape(-1, mask.shape[-1]).expand(b, -1)
+        keep = mask[:, 0, 0].expand(b, k.shape[1])
         lengths = keep.sum(-1, dtype=torch.int32)
         cu_k = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         cu_q = torch.arange(0, (b + 1) * s, s, dtype=torch.int32, device=q.device)
@@ -99,7 +99,8 @@ def _wrap_pack(run: Run, before: Any, after: Any) -> Run:
 
 def _widen(facts: Mapping[str, Any], r: Reason) -> dict[str, Any] | None:
     have = facts["mask_shape"]
-    for shape in sorted(r.allowed) if isinstance(r.allowed, (set, frozenset)) else [r.allowed]:
+    allowed = {r.allowed} if isinstance(r.allowed, str) else r.allowed
+    for shape in sorted(allowed) if isinstance(allowed, (set, frozenset)) else ():
         if shape != "none" and all(w in (h, "1") or h == "1" for h, w in zip(have, shape)) and "1" in have:
             wider = all(h in (w, "1") for h, w in zip(have, shape))
             if wider:

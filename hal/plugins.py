@@ -34,6 +34,12 @@ class Problem(NamedTuple):
         said = f"{type(self.error).__name__}: {self.error}"
         return f"{kind} {self.name!r} of the distribution {self.distribution!r} failed: {said}"
 
+    def as_error(self) -> PluginError:
+        """To raise where this machine is resolved: what is missing might have been its kernel."""
+        error = PluginError(f"{self}; go on without it by --ignore-plugin {self.name} or HAL_IGNORE_PLUGIN={self.name}")
+        error.__cause__ = self.error
+        return error
+
 
 class EntryPoint(NamedTuple):
     group: str
@@ -65,7 +71,7 @@ def entry_points(path: tuple[str, ...] | None = None) -> tuple[EntryPoint, ...]:
                 continue
             seen.add(name)
             try:
-                with open(os.path.join(folder, info, "entry_points.txt"), encoding="utf-8") as f:
+                with open(os.path.join(folder, info, "entry_points.txt"), encoding="utf-8", errors="replace") as f:
                     out += _parsed(f.read(), name)
             except OSError:
                 continue
@@ -148,6 +154,11 @@ def catalog(ignore: frozenset[str] = frozenset()) -> Catalog:
     return Catalog(found, backends, (*problems, *more), partial=bool(ignore or problems or more))
 
 
+def distribution_of(platform: str) -> str:
+    """Which distribution a platform comes from."""
+    return next((e.distribution for e in entry_points() if e.group == PLATFORMS and e.name == platform), OURS)
+
+
 def outside(platform: str) -> bool:
     """Whether a platform comes from a distribution other than ours."""
-    return any(e.group == PLATFORMS and e.name == platform and e.distribution != OURS for e in entry_points())
+    return distribution_of(platform) != OURS

@@ -59,6 +59,9 @@ def prove(needs: Needs, before: Package | None = None) -> Package:
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             module = import_module(needs.module)
+            thing: Any = module
+            for part in needs.symbol.split(".") if needs.symbol else ():
+                thing = getattr(thing, part, None)  # of a lazy module, this is the real import
     except KeyboardInterrupt:
         raise
     except BaseException as e:
@@ -66,9 +69,6 @@ def prove(needs: Needs, before: Package | None = None) -> Package:
     finally:
         _restore(env)
     if needs.symbol:
-        thing: Any = module
-        for part in needs.symbol.split("."):
-            thing = getattr(thing, part, None)
         if thing is None:
             return Package("missing_symbol", version, f"{needs.module} has no {needs.symbol}")
         if needs.parameters:

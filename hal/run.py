@@ -176,6 +176,8 @@ def decide(call: Call, device_type: str, backend: str | None, tensors: tuple[Any
     """Resolve for the active machine: a simulated one, or the one that is really here, settled."""
     here = current.get()
     catalog = plugins.catalog(detect.ignored())
+    if here.machine is None and catalog.problems:
+        raise catalog.problems[0].as_error()
     policy = here.policy
     if backend is not None:
         policy = policy.with_request(Request(catalog.backend_name(backend), "require", f"backend={backend!r} of the call"))

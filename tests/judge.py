@@ -88,7 +88,7 @@ HALF_TYPES: Rule = ("float16 or bfloat16", lambda f: f.dtype in HALF)
 FLOAT_TYPES: Rule = ("float16, bfloat16 or float32", lambda f: f.dtype in FLOATS)
 EQUAL: Rule = ("equal head dims", lambda f: f.head_dim == f.v_head_dim)
 ROWS: Rule = ("contiguous rows", lambda f: f.q_contiguous and f.k_contiguous and f.v_contiguous)
-TOKENS: Rule = ("tokens on both sides", lambda f: min(f.batch, f.heads, f.q_len, f.kv_len) > 0)
+TOKENS: Rule = ("tokens on both sides", lambda f: 0 not in [f._facts[k] for k in ("batch", "heads", "q_len", "kv_len")])
 TOP_LEFT: Rule = ("causal only where square", only_if(lambda f: f.causal, lambda f: f.square and not f.varlen))
 SAME_OR_192: Rule = ("equal head dims, or 192 with 128", lambda f: f.head_dim == f.v_head_dim or (f.head_dim, f.v_head_dim) == (192, 128))
 
@@ -378,8 +378,11 @@ PATHS_OF = {"cpu": ("sdpa.cpu",), "cuda": ("sdpa.flash", "sdpa.efficient"), "roc
 
 def better_than_math(f: Facts) -> list[str]:
     """PyTorch's own paths that may run this call, where every fact is known and their conditions are documented."""
-    unknown = [k for k, x in f._facts.items() if x is None and k not in ("step", "layer", "aotriton", "experimental", "cudnn")]
-    return [] if unknown else [k for k in PATHS_OF.get(f.platform, ()) if not violations(k, f)]
+    return [k for k in PATHS_OF.get(f.platform, ()) if not violations(k, f)] if known(f) else []
+
+
+def known(f: Facts) -> bool:
+    return all(x is not None for k, x in f._facts.items() if k not in ("step", "layer", "aotriton", "experimental", "cudnn"))
 
 
 # ---- which backends automatic choice may take
@@ -389,7 +392,7 @@ def automatic(f: Facts) -> set[str]:
     """The order of the seed: what may come out of it, not what is installed."""
     if f.platform in ("cpu", "mps"):
         return {"torch_sdpa"}
-    if f.platform == "npu" and f._facts["ring"] == 1 and f._facts["lse"] is False and not violations("sdpa.fused", f):
+    if f.platform == "npu" and known(f) and f.ring == 1 and not f.lse and not violations("sdpa.fused", f):
         return {"torch_sdpa"}
     if f.platform != "cuda":
         return {"fa", "torch_sdpa"}
