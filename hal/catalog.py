@@ -13,8 +13,9 @@ from .errors import DeclarationError, FactError, PlatformError, PolicyError, unk
 from .facts import CALL_FACTS, Machine
 from .facts.flat import MACHINE_FACTS
 from .facts.packages import package_key
-from .platform import Platform, Prefer, Row
+from .platform import Platform
 from .plugins import Problem
+from .rows import Prefer, Row
 from .rules import VERSION_FACTS, Reason, Rule, Test, check, compiled, limit_of
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from . import plugins
 from .errors import PlatformError, unknown
-from .facts import Machine, Package
 from .host import Detection, Host
 from .platform import Platform
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .facts import Machine, Package
 
 ENVIRONMENT = "HAL_PLATFORM"
 IGNORE = "HAL_IGNORE_PLUGIN"

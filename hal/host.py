@@ -5,12 +5,13 @@ Platforms detect themselves on a ``Host``; a test gives them one of its own.
 
 from __future__ import annotations
 
-import glob
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 STATES = (
     "present",  # its torch build and its hardware are here
@@ -49,6 +50,8 @@ class Host:
         return os.path.exists(os.path.join(self.root, path.lstrip("/")))
 
     def glob(self, pattern: str) -> list[str]:
+        import glob  # slow to import, and few ask
+
         return sorted(glob.glob(os.path.join(self.root, pattern.lstrip("/"))))
 
     def read(self, path: str) -> str:

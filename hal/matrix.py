@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from .catalog import Catalog, Line
-from .platform import TIERS, Platform
+from .platform import Platform
+from .rows import TIERS
 from .rules import OneOf, plain, show
 
 DTYPE_ORDER = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")

@@ -3,86 +3,80 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .backend import Kernel
-from .errors import DeclarationError, FactError, PlatformError
-from .facts import Device, Machine
-from .facts.flat import FEATURES
-from .rules import Limits, Rule
+from .errors import FactError, PlatformError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from .facts import Machine
     from .host import Detection, Host
-
-TIERS = ("native", "in-tree", "portable", "experimental")
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """A line of the support matrix: this kernel runs on these chips.  It may narrow the kernel, never widen it."""
-
-    kernel: str | Kernel  # a backend's, by name; or the vendor's own
-    on: Iterable[str] | None = None  # architectures; None: all that the platform has
-    limits: Limits = field(default_factory=dict)
-    rules: tuple[Rule, ...] = ()  # limits under a condition
-    lacks: Iterable[str] = frozenset()  # features that the kernel has elsewhere and not here
-    tier: str = "native"
-    cite: str = ""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.on, str):
-            raise DeclarationError(f"row {self.kernel}: on={self.on!r}; architectures are a set")
-        object.__setattr__(self, "on", None if self.on is None else frozenset(self.on))
-        object.__setattr__(self, "lacks", frozenset(self.lacks))
-        if self.tier not in TIERS:
-            raise DeclarationError(f"row {self.kernel}: tier {self.tier!r}; allowed: {', '.join(TIERS)}")
-        if extra := sorted(set(self.lacks) - FEATURES):
-            raise DeclarationError(f"row {self.kernel}: lacks {', '.join(extra)}, which is no feature")
-
-
-@dataclass(frozen=True, eq=False)
-class Prefer:
-    """A step of the automatic order: this backend, for calls such as these.  A call that misses ``when`` is not refused."""
-
-    backend: str
-    when: Limits = field(default_factory=dict)
-    why: str = ""
+    from .rows import Prefer, Row
 
 
 class Platform:
     """A kind of accelerator with its software stack.
 
-    A subclass begins with its declaration (class attributes) and overrides what its stack needs.  It lives in a folder
-    of its own, with ``presets/*.json`` (facts files) and ``known_bad.toml`` beside it.
+    A subclass begins with its declaration (class attributes) and overrides what its stack needs.  Where it lives in a
+    package of its own, the package's modules say the rest, and are imported when they are asked: ``support`` (SUPPORT,
+    ORDER, FAMILIES), ``arch`` (FORMS, parse), ``detection`` (detect, machine); beside them lie ``presets/*.json``
+    (facts files) and ``known_bad.toml``.  ``import hal`` asks only detection, so this module stays light.
     """
 
     name: str = ""
     title: str = ""
     device_type: str = ""  # what a tensor's device says
     accelerator: bool = True  # False: what is left when no accelerator is here
-    order: tuple[Prefer, ...] = ()
-    support: Mapping[str, tuple[Row, ...]] = {}  # backend -> rows, the better kernel first
-    arch_forms: str = ""  # the forms that ``parse_arch`` reads, for errors and help
-    families: Mapping[str, frozenset[str]] = {}  # name -> architectures, for people to read
     software: Mapping[str, str | None] = {}  # versions that a preset has unless it says otherwise
     included: Mapping[str, str] = {}  # packages that come with the platform's PyTorch
     dtypes: frozenset[str] = frozenset({"float16", "bfloat16", "float32", "float64"})
     distributed_backend: str = "gloo"
     visible_variable: str | None = None  # the environment variable that hides devices
 
+    @cached_property
+    def support(self) -> Mapping[str, tuple[Row, ...]]:
+        """Backend -> rows, the better kernel first: the support matrix of this platform."""
+        return self._part("support").SUPPORT
+
+    @cached_property
+    def order(self) -> tuple[Prefer, ...]:
+        """The automatic order."""
+        return self._part("support").ORDER
+
+    @cached_property
+    def families(self) -> Mapping[str, frozenset[str]]:
+        """Family -> architectures, for people to read."""
+        return self._part("support").FAMILIES
+
+    @cached_property
+    def arch_forms(self) -> str:
+        """The forms that ``parse_arch`` reads, for errors and help."""
+        return self._part("arch").FORMS
+
+    @cached_property
+    def _package(self) -> Any:
+        """The package of the nearest class that lives in one of its own."""
+        for cls in type(self).__mro__[:-2]:
+            module = sys.modules[cls.__module__]
+            if hasattr(module, "__path__"):
+                return module
+        return sys.modules[type(self).__module__]
+
+    def _part(self, name: str) -> Any:
+        return import_module(f"{self._package.__name__}.{name}")
+
     # ---- architectures
 
     def parse_arch(self, text: Any) -> str:
         """The one spelling of an architecture, from every form in which people write it.  Raises FactError."""
-        raise NotImplementedError
-
-    def no_arch(self, text: Any) -> FactError:
-        return FactError(f"{text!r} is no {self.title or self.name} architecture; write it as {self.arch_forms}")
+        arch: str | None = self._part("arch").parse(text)
+        if arch is None:
+            raise FactError(f"{text!r} is no {self.title or self.name} architecture; write it as {self.arch_forms}")
+        return arch
 
     def family(self, arch: str) -> str:
         return next((n for n, archs in self.families.items() if arch in archs), "")
@@ -91,6 +85,8 @@ class Platform:
 
     def describe(self, arch: Any, name: str = "", memory: int | None = None) -> Machine:
         """A simulated machine: one device of this architecture, current software, no optional package."""
+        from .facts import Device, Machine
+
         arch = self.parse_arch(arch)
         device = Device(arch, 0, name, memory, self.dtypes_of(arch), self.shared_memory(arch))
         origin = f"simulated {self.name}:{device.arch}"
@@ -108,7 +104,7 @@ class Platform:
         """Where this platform's presets and known_bad.toml are."""
         from pathlib import Path
 
-        return Path(str(sys.modules[type(self).__module__].__file__)).parent
+        return Path(str(self._package.__file__)).parent
 
     @cached_property
     def presets(self) -> dict[str, Path]:
@@ -118,6 +114,8 @@ class Platform:
         """A facts file, over this platform's software and included packages."""
         import json
 
+        from .facts import Machine
+
         data = json.loads(self.presets[name].read_text("utf-8"))
         data["software"] = {**self.software, **data.get("software", {})}
         data["packages"] = {**self.included, **data.get("packages", {})}
@@ -125,6 +123,8 @@ class Platform:
 
     def read(self, m: Machine) -> Machine:
         """The machine with architectures in the one spelling, and per-arch facts filled in."""
+        from .facts import Device, Machine
+
         devices = []
         for d in m.devices:
             arch = self.parse_arch(d.arch)
@@ -136,11 +136,11 @@ class Platform:
 
     def detect(self, host: Host) -> Detection:
         """Whether this platform is here, by files and metadata alone: no torch, no driver call, no device context."""
-        raise NotImplementedError
+        return self._part("detection").detect(self, host)
 
     def machine(self, host: Host) -> Machine:
         """The devices and the software that are really here.  May import torch; makes no device context."""
-        raise NotImplementedError
+        return self._part("detection").machine(self, host)
 
     def module(self) -> Any:
         """``torch.<device_type>``."""

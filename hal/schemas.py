@@ -7,7 +7,7 @@ from typing import Any
 from .backend import QUALITIES
 from .facts import DTYPES, PACKAGE_STATES
 from .facts.call import KINDS
-from .platform import TIERS
+from .rows import TIERS
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT = {"type": "string"}

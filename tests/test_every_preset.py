@@ -197,3 +197,47 @@ def test_automatic_choice_has_a_kernel_for_every_preset_dtype_and_head_dim(prese
                 assert d.chosen, d.error
                 assert judge.violations(d.kernel or "", facts(machine, call, d.fittings)) == []
                 assert d.kernel != "sdpa.math" or d.warnings
+
+
+# ---- the judge himself: what he must refuse, so that his silence says something
+
+CUDA = {"platform": "cuda", "torch": "2.13.0", "cudnn": "9.20.0.48"}
+PLAIN = {**Call.of(dtype="bf16", head_dim=128, heads=8, batch=1, q_len=4096).to_json(), "window": (-1, -1)}
+PACKAGES = {"flash_attn": "2.8.3", "flash_attn_3": "3.0.0", "flash_attn_4": "4.0.0b36", "amd_aiter": "0.1.10", "kernels": "0.16.0"}
+REFUSED = [
+    ("fa2", {"arch": "sm120"}), ("fa2", {"arch": "sm75"}), ("fa2", {"head_dim": 72, "v_head_dim": 72}), ("fa2", {"mask": "bool"}),
+    ("fa2", {"dtype": "float32"}), ("fa2", {"window": (64, 0), "kv_len": 100}), ("fa2", {"ring": 2, "grad": True}),
+    ("fa3", {"arch": "sm100"}), ("fa3", {"dropout": 0.1}), ("fa3", {"arch": "sm80", "head_dim": 192, "v_head_dim": 128}),
+    ("fa4", {"arch": "sm89", "grad": True}), ("fa4", {"arch": "sm120", "head_dim": 256, "v_head_dim": 256}), ("fa4", {"compile": True}),
+    ("fa4", {"arch": "sm100", "head_dim": 160, "v_head_dim": 160}), ("fa2.vllm", {}), ("fa3.sgl", {}),
+    ("aiter", {}), ("aiter", {"platform": "rocm", "arch": "gfx1201"}), ("aiter", {"platform": "rocm", "arch": "gfx942", "mask": "bool"}),
+    ("aiter.triton", {"platform": "rocm", "arch": "gfx1201", "head_dim": 256, "v_head_dim": 256}),
+    ("sdpa.flash", {"arch": "sm75"}), ("sdpa.flash", {"mask": "key_padding"}), ("sdpa.flash", {"causal": True, "kv_len": 9}),
+    ("sdpa.flash", {"k_contiguous": False}), ("sdpa.flash", {"platform": "rocm", "arch": "gfx1200", "experimental": "unset"}),
+    ("sdpa.flash", {"arch": "sm89", "grad": True, "head_dim": 200, "v_head_dim": 200}), ("sdpa.flash", {"kv_len": 0}),
+    ("sdpa.efficient", {"kv_heads": 2}), ("sdpa.efficient", {"arch": "sm75"}), ("sdpa.efficient", {"lse": True, "grad": True}),
+    ("sdpa.efficient", {"q_len": 65537, "kv_len": 65537, "window": (9, 9)}), ("sdpa.efficient", {"deterministic": True, "grad": True}),
+    ("sdpa.cudnn", {"q_len": 192, "kv_len": 192, "mask": "bool", "grad": True}), ("sdpa.cudnn", {"arch": "sm100", "kv_heads": 4}),
+    ("sdpa.cudnn", {"cudnn": "9.10.2", "q_len": 100}), ("sdpa.cudnn", {"head_dim": 192, "v_head_dim": 192}), ("sdpa.cudnn", {"varlen": True}),
+    ("sdpa.cpu", {}), ("sdpa.cpu", {"platform": "cpu", "dropout": 0.1}), ("sdpa.cpu", {"platform": "cpu", "v_head_dim": 64}),
+    ("sdpa.fused", {"platform": "xpu", "arch": "pvc", "grad": True}), ("sdpa.fused", {"platform": "npu", "arch": "ascend310p"}),
+    ("sdpa.flash_xpu", {"platform": "xpu", "arch": "acm"}), ("sdpa.mps", {"platform": "mps", "arch": "m1", "dtype": "float64"}),
+    ("ascend_fa", {"platform": "npu", "arch": "ascend910b", "grad": True}), ("xpu_flash", {"platform": "xpu", "arch": "bmg"}),
+    ("musa_flash", {"platform": "musa", "arch": "mp22"}), ("musa_fa2", {"platform": "musa", "arch": "mp31", "head_dim": 100}),
+    ("a kernel that nobody has described", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel, change", REFUSED)
+def test_the_judge_refuses(kernel: str, change: dict[str, Any]) -> None:
+    assert judge.violations(kernel, judge.Facts({**CUDA, "arch": "sm90", **PLAIN, **change}, PACKAGES))
+
+
+@pytest.mark.parametrize("kernel", ["fa2", "fa3", "fa3.hub", "fa4", "sdpa.flash", "sdpa.efficient", "sdpa.cudnn", "sdpa.math"])
+def test_the_judge_lets_a_plain_call_pass(kernel: str) -> None:
+    assert not judge.violations(kernel, judge.Facts({**CUDA, "arch": "sm90", **PLAIN}, PACKAGES))
+
+
+def test_the_judge_knows_every_kernel_and_nothing_of_hal() -> None:
+    assert set(CATALOG.kernels) == {*judge.TORCH_PATHS, *judge.PACKAGES}
+    assert "import hal" not in (text := open(judge.__file__, encoding="utf-8").read()) and "from hal" not in text

@@ -22,10 +22,11 @@ from hal.decision import Decision
 from hal.errors import DeclarationError, PolicyError
 from hal.facts import Call, Device, Machine
 from hal.host import Host, visible_devices
-from hal.platform import Platform, Prefer
+from hal.platform import Platform
 from hal.platform import Row as SupportRow
 from hal.policy import Policy, Request, names
 from hal.resolver import resolve
+from hal.rows import Prefer
 from hal.rules import limit_of, within
 from hal.testing import fakes
 

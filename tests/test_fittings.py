@@ -16,10 +16,10 @@ from hal.errors import NoKernelError
 from hal.facts import Device, Machine
 from hal.facts.flat import FEATURES
 from hal.fittings import FITTINGS, next_allowed
-from hal.platform import Prefer, Row
 from hal.platforms.cpu import CPU
 from hal.policy import Policy
 from hal.resolver import resolve
+from hal.rows import Prefer, Row
 from hal.rules import Between, Mod, Not, OneOf, Same
 from hal.tensors import call_of
 

@@ -15,7 +15,7 @@ from hal.errors import HalError, PlatformError, PluginError
 STRANGER = '''
 """A stranger's backend: a portable form in PyTorch, and a kernel with a row on a platform that is not theirs."""
 from hal.backend import Backend, Kernel, Needs
-from hal.platform import Row
+from hal.rows import Row
 
 def portable(call):
     import torch
@@ -34,7 +34,8 @@ PLATFORM = """
 from pathlib import Path
 from hal.facts import Device, Machine
 from hal.host import Detection
-from hal.platform import Platform, Prefer, Row
+from hal.platform import Platform
+from hal.rows import Prefer, Row
 class Vendor(Platform):
     name = device_type = {name!r}
     title = "Vendor's"

@@ -12,8 +12,9 @@ from hal.backend import Backend, Kernel, Needs
 from hal.catalog import Catalog
 from hal.facts import Call, Device, Machine, Package
 from hal.facts.flat import FEATURES
-from hal.platform import Platform, Prefer, Row
+from hal.platform import Platform
 from hal.policy import Policy, Request
+from hal.rows import Prefer, Row
 from hal.settlement import settle
 
 

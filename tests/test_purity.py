@@ -96,23 +96,19 @@ def test_with_every_accelerator_poisoned_importing_and_running_on_the_cpu_touche
     assert (ran.code, ran.out, ran.err) == (0, "", "")
 
 
-def test_no_flag_of_torch_differs_after_import_explain_attention_and_a_refusal(python):
+def test_no_flag_of_torch_differs_after_import_explain_attention_and_a_refusal_and_nothing_is_printed(python):
+    """Field case A32: a decision is no log line."""
     ran = python(FLAGS + """
 before = flags()
 import hal
 assert flags() == before, "import"
 """ + USE + """
-use()
+for _ in range(9):
+    use()
 assert flags() == before, {k: (before[k], x) for k, x in flags().items() if before[k] != x}
 try: hal.attention(q, q, q, backend="fa")
 except hal.HalError: pass
 else: raise AssertionError
 assert flags() == before
 """)
-    assert (ran.code, ran.out, ran.err) == (0, "", "")
-
-
-def test_nothing_is_printed_however_often_it_is_called(python):
-    """Field case A32: a decision is not a log line."""
-    ran = python("import torch, hal\n" + USE + "for _ in range(20): use()")
     assert (ran.code, ran.out, ran.err) == (0, "", "")

@@ -15,9 +15,10 @@ from hal.catalog import Catalog, read_known_bad
 from hal.errors import DeclarationError, HalError, NoKernelError, PlatformError, PolicyError
 from hal.facts import Call, Device, Machine
 from hal.facts.flat import FEATURES
-from hal.platform import Platform, Prefer, Row
+from hal.platform import Platform
 from hal.policy import Policy, Request
 from hal.resolver import resolve
+from hal.rows import Prefer, Row
 from hal.rules import Between, Rule
 
 HALF = {"float16", "bfloat16"}

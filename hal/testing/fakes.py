@@ -208,7 +208,8 @@ def workbench(*backends: Any, arch: str = "any", shared_memory: int | None = Non
     import hal
     from hal import plugins
     from hal.facts import Device, Machine
-    from hal.platform import Platform, Prefer, Row
+    from hal.platform import Platform
+    from hal.rows import Prefer, Row
 
     class Workbench(Platform):
         name, title, device_type, accelerator = "workbench", "a workbench", "cpu", False

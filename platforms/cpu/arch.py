@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+FORMS = "x86-64, x86-64-v1 to x86-64-v4, armv8, armv8.0 to armv8.9, armv9, armv9.0 to armv9.7"
 X86 = frozenset(f"x86-64-v{n}" for n in range(1, 5))
 ARM = frozenset({*(f"armv8.{n}" for n in range(10)), *(f"armv9.{n}" for n in range(8))})
 

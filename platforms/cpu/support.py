@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from hal.platform import Row
+from hal.rows import Prefer, Row
+
+from .arch import ARM, X86
 
 SUPPORT = {
     "torch_sdpa": (Row("sdpa.cpu"),),
 }
+
+ORDER = (Prefer("torch_sdpa", why="the only exact backend there is"),)
+
+FAMILIES = {"x86-64": X86, "Arm": ARM}

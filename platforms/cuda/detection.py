@@ -6,8 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from hal.errors import PlatformError
-from hal.facts import Device, Machine
 from hal.host import Detection, Host, visible_devices
+
+if TYPE_CHECKING:
+    from hal.facts import Machine
 
 if TYPE_CHECKING:
     from . import CUDA
@@ -81,6 +83,8 @@ def torch_words(host: Host) -> str:
 def machine(platform: CUDA, host: Host) -> Machine:
     """What torch.cuda says, which heeds CUDA_VISIBLE_DEVICES.  Reading properties initialises CUDA in this process."""
     import torch
+
+    from hal.facts import Device, Machine
 
     if not torch.version.cuda:
         raise PlatformError(f"{torch_words(host)}; for {platform.title}: {INSTALL}")

@@ -6,7 +6,7 @@ Portable forms (sdpa.math) are added by the catalog; an architecture that stands
 from __future__ import annotations
 
 from hal.facts import HALF
-from hal.platform import Prefer, Row
+from hal.rows import Prefer, Row
 from hal.rules import Between, Not, OneOf, Rule, Same
 
 OLDER = frozenset({"sm50", "sm52", "sm53", "sm60", "sm61", "sm62"})  # Maxwell and Pascal
@@ -103,3 +103,13 @@ ORDER = (
     Prefer("torch_cudnn_sdpa", {**ON_103, "q_len": LONG, "kv_len": LONG}, BEHIND),
     Prefer("torch_sdpa", why="runs everywhere; first on SM12x, below SM80 and for float32"),
 )
+
+FAMILIES = {
+    "Maxwell and Pascal": OLDER,
+    "Volta": VOLTA,
+    "Turing": TURING,
+    "Ampere": AMPERE | ORIN,
+    "Ada": ADA,
+    "Hopper": HOPPER,
+    "Blackwell": BLACKWELL | SM107 | THOR | SM12X,
+}

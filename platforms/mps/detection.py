@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal.errors import PlatformError
-from hal.facts import Device, Machine
 from hal.host import Detection, Host
 
 from .arch import OTHER, parse
 
+if TYPE_CHECKING:
+    from hal.facts import Machine
+
 _VERSION = "/System/Library/CoreServices/SystemVersion.plist"
 
 
-def detect(host: Host) -> Detection:
+def detect(platform: Any, host: Host) -> Detection:
     if host.system != "darwin":
         return Detection("mps", "absent", (f"this is {host.system}, not macOS",))
     found = [f"this is macOS {os_version(host) or 'of an unknown version'} on {host.processor}"]
@@ -34,6 +36,8 @@ def os_version(host: Host) -> str | None:
 
 def machine(platform: Any, host: Host) -> Machine:
     import torch
+
+    from hal.facts import Device, Machine
 
     if not torch.backends.mps.is_available():
         why = "macOS is too old for it" if torch.backends.mps.is_built() else "this build of torch has no MPS"

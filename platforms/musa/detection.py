@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal.errors import PlatformError
-from hal.facts import Device, Machine
 from hal.host import Detection, Host, visible_devices
 
 from .arch import OTHER, parse
+
+if TYPE_CHECKING:
+    from hal.facts import Machine
 
 PACKAGE = "torch_musa"
 VISIBLE = "MUSA_VISIBLE_DEVICES"
 INSTALL = "install the wheels of torch and torch_musa from https://github.com/MooreThreads/torch_musa/releases"
 
 
-def detect(host: Host) -> Detection:
+def detect(platform: Any, host: Host) -> Detection:
     nodes = [p.rsplit("/", 1)[-1] for p in host.glob("/dev/mtgpu.[0-9]*")]
     plugin, version = host.installed(PACKAGE), host.torch_build.get("version")
     library = host.library("libmusart.so") or host.library("libmusa.so")
@@ -66,9 +68,11 @@ def sdk_version(host: Host) -> str | None:
 
 def machine(platform: Any, host: Host) -> Machine:
     """The visible devices, as torch.musa lists them."""
+    from hal.facts import Device, Machine
+
     musa = platform.module()
     if not musa.device_count():
-        raise PlatformError(f"torch.musa lists no device ({'; '.join(detect(host).found)}); see mthreads-gmi")
+        raise PlatformError(f"torch.musa lists no device ({'; '.join(detect(platform, host).found)}); see mthreads-gmi")
     import torch
 
     devices = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hal.facts import HALF
-from hal.platform import Row
+from hal.rows import Prefer, Row
 from hal.rules import OneOf, Pairs
 
 from .kernels import MUSA_FA2, MUSA_FLASH
@@ -30,3 +30,10 @@ SUPPORT = {
         ),
     ),
 }
+
+ORDER = (
+    Prefer("fa", why="MATE's flash attention, or the vendor's build of flash_attn"),
+    Prefer("torch_sdpa", why="torch_musa registers muDNN's flash attention with PyTorch"),
+)
+
+FAMILIES = {"Chunxiao": CHUNXIAO, "Quyuan": QUYUAN, "Pinghu": PINGHU}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal.errors import PlatformError
-from hal.facts import Device, Machine
 from hal.host import Detection, Host, visible_devices
 
 from .arch import OTHER, parse
+
+if TYPE_CHECKING:
+    from hal.facts import Machine
 
 PACKAGE = "torch_npu"
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
-def detect(host: Host) -> Detection:
+def detect(platform: Any, host: Host) -> Detection:
     nodes = [p.rsplit("/", 1)[-1] for p in host.glob("/dev/davinci[0-9]*")]
     plugin, version, cann = host.installed(PACKAGE), host.torch_build.get("version"), toolkit(host)
     found = [f"torch {version} is installed"] if version else []
@@ -75,9 +77,11 @@ def cann_version(host: Host) -> str | None:
 
 def machine(platform: Any, host: Host) -> Machine:
     """The visible devices, as torch.npu lists them."""
+    from hal.facts import Device, Machine
+
     npu = platform.module()
     if not npu.device_count():
-        raise PlatformError(f"torch.npu lists no device ({'; '.join(detect(host).found)}); see npu-smi info")
+        raise PlatformError(f"torch.npu lists no device ({'; '.join(detect(platform, host).found)}); see npu-smi info")
     import torch
 
     devices = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hal.facts import FLOATS
-from hal.platform import Row
+from hal.rows import Prefer, Row
 from hal.rules import Between
 
 from .kernels import ASCEND_FA
@@ -38,3 +38,12 @@ SUPPORT = {
         ),
     ),
 }
+
+ORDER = (
+    Prefer("fa", {"ring": Between(2)}, why="ring attention merges by LSE, which only Ascend's own kernel returns"),
+    Prefer("fa", {"lse": True}, why="the same, for a call that asks for its LSE"),
+    Prefer("torch_sdpa", why="torch_npu registers its fused attention with PyTorch"),
+    Prefer("fa", why="rather than the math path over its budget"),
+)
+
+FAMILIES = {"A1": A1, "A2": A2, "A3": A3, "A5": A5, "inference": INFERENCE}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from typing import TYPE_CHECKING
 
 from hal.errors import PlatformError
-from hal.facts import Device, Machine
 from hal.host import Detection, Host, visible_devices
 
+from . import VARIABLE
 from .arch import from_kernel
-from .support import VARIABLE
+
+if TYPE_CHECKING:
+    from hal.facts import Machine
 
 if TYPE_CHECKING:
     from . import ROCm
@@ -88,6 +89,8 @@ def machine(platform: ROCm, host: Host) -> Machine:
     """What torch.cuda says, which is HIP in a ROCm build and heeds the visible-device variables."""
     import torch
 
+    from hal.facts import Device, Machine
+
     if not torch.version.hip:
         raise PlatformError(f"{torch_words(host)}; for {platform.title}: {INSTALL}")
     devices = []
@@ -122,6 +125,8 @@ def software(host: Host, torch: str, hip: str) -> dict[str, str | None]:
 def aotriton(host: Host) -> str | None:
     """The AOTriton inside PyTorch, by its library's name: libaotriton_v2.so.0.12.1."""
     for folder in host.path:
+        import glob
+
         for path in glob.glob(os.path.join(folder, "torch", "lib", "libaotriton_v2.so.*")):
             if m := re.search(r"\.so\.(\d+(?:\.\d+)+)$", path):
                 return m[1]

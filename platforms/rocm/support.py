@@ -7,8 +7,10 @@ by ``isArchExperimentallySupported`` in its releases 0.10 to 0.13.
 
 from __future__ import annotations
 
-from hal.platform import Prefer, Row
+from hal.rows import Prefer, Row
 from hal.rules import Between, Rule, Same, Versions
+
+from . import VARIABLE
 
 CDNA2 = frozenset({"gfx90a"})
 CDNA3 = frozenset({"gfx942"})
@@ -23,7 +25,6 @@ STRIX_HALO = frozenset({"gfx1151"})  # out of AOTriton's experiments from 0.12 o
 EXPERIMENTAL = RDNA - OFFICIAL
 LATER = frozenset({"gfx1102", "gfx1103", "gfx1152", "gfx1153"})
 
-VARIABLE = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"
 SDP = "pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, USE_ROCM"
 AOTRITON = "aotriton v3src/util.cc isArchExperimentallySupported"
 FA2 = "flash-attention README.md, setup.py"
@@ -85,3 +86,12 @@ ORDER = (
     Prefer("fa", why="where flash_attn is installed; AITER is taken on request"),
     Prefer("torch_sdpa", why="runs everywhere"),
 )
+
+FAMILIES = {
+    "CDNA 2": CDNA2,
+    "CDNA 3": CDNA3,
+    "CDNA 4": CDNA4,
+    "RDNA 3": RDNA3,
+    "RDNA 3.5": RDNA35,
+    "RDNA 4": RDNA4,
+}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal.errors import PlatformError
-from hal.facts import Device, Machine, Package
 from hal.host import Detection, Host, visible_devices
 
 from .arch import OTHER, of_device, parse
+
+if TYPE_CHECKING:
+    from hal.facts import Machine
 
 INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/xpu"
 IPEX = "intel_extension_for_pytorch"
 
 
-def detect(host: Host) -> Detection:
+def detect(platform: Any, host: Host) -> Detection:
     version, built = torch_build(host)
     gpus, ipex = intel_gpus(host), host.installed(IPEX)
     found = [f"{node} is an Intel GPU ({arch}, device {number})" for node, arch, number in gpus]
@@ -80,9 +82,11 @@ def hidden(host: Host, count: int) -> str:
 
 def machine(platform: Any, host: Host) -> Machine:
     """The visible devices, as torch.xpu lists them."""
+    from hal.facts import Device, Machine, Package
+
     xpu = platform.module()
     if not xpu.device_count():
-        said = "; ".join(detect(host).found)
+        said = "; ".join(detect(platform, host).found)
         raise PlatformError(f"torch.xpu lists no device ({said}); see `python -m torch.utils.collect_env`")
     import torch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hal.platform import Row
+from hal.rows import Prefer, Row
 from hal.rules import Between, Versions
 
 from .kernels import TORCH_FLASH, XPU_FLASH
@@ -25,3 +25,10 @@ SUPPORT = {
             cite="pytorch sdp_utils.cpp of XPU: SYCL-TLA flash, with a backward from 2.11 (torch-xpu-ops#2232)"),
     ),
 }  # fmt: skip
+
+ORDER = (
+    Prefer("fa", why="sgl-kernel-xpu's flash attention, where it takes the call"),
+    Prefer("torch_sdpa", why="oneDNN's fused attention, and PyTorch's own"),
+)
+
+FAMILIES = {"Xe-HPC": XE_HPC, "Xe-HPG": XE_HPG, "Xe-LPG": XE_LPG, "Xe2": XE2, "Xe3": XE3}

@@ -17,8 +17,8 @@ from hal.checkup import Check, Checkup, examine_machine, torch_fix
 from hal.cli.doctor import show
 from hal.cli.output import Screen
 from hal.facts import Device, Machine, Package
-from hal.platform import Prefer, Row
 from hal.platforms.cpu import CPU
+from hal.rows import Prefer, Row
 
 
 def good(q: Any, k: Any, v: Any, mask: Any, varlen: Any) -> Any:

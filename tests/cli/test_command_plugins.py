@@ -8,7 +8,7 @@ from hal import plugins
 
 BACKEND = """
 from hal.backend import Backend, Kernel
-from hal.platform import Row
+from hal.rows import Row
 
 K = Kernel("stranger.k", "stranger:bind", honours={"causal", "lse"}, limits={"dtype": {"bfloat16"}, "head_dim": {64, 128}})
 BACKEND = Backend("stranger", kernels=(K,), support={"cuda": (Row("stranger.k", {"sm90"}),)})

@@ -14,8 +14,9 @@ from hal.backend import Backend, Kernel
 from hal.catalog import Catalog
 from hal.errors import FactError
 from hal.facts import ABSENT, DTYPES, PACKAGE_STATES, Call, Device, Machine, Package, facts_of
-from hal.platform import Platform, Prefer, Row
+from hal.platform import Platform
 from hal.resolver import resolve
+from hal.rows import Prefer, Row
 
 text = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
 sizes = st.one_of(st.none(), st.integers(0, 2**45))
