@@ -6,8 +6,6 @@ Importing hal decides which platform is here by files alone: it imports no torch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from . import detect as _detect
 from .errors import HalError
 
@@ -38,7 +36,10 @@ _EXPORTS = {
 
 __all__ = ["HalError", "current_platform", *_EXPORTS]
 
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from .catalog import Catalog
     from .context import component, position, simulate
     from .decision import Decision

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from . import plugins
 from .errors import PlatformError, unknown
 from .host import Detection, Host
 from .platform import Platform
 
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -24,7 +24,9 @@ def ignored() -> frozenset[str]:
     return frozenset(n.strip() for n in os.environ.get(IGNORE, "").split(",") if n.strip())
 
 
-def detections(platforms: Mapping[str, Platform], host: Host, raised: dict[str, BaseException] | None = None) -> tuple[Detection, ...]:
+def detections(
+    platforms: Mapping[str, Platform], host: Host, raised: dict[str, BaseException] | None = None
+) -> tuple[Detection, ...]:
     """What each platform says, with its evidence.  One that raises is told as unusable, and never hides another."""
     out = []
     for p in platforms.values():
@@ -41,7 +43,10 @@ def detections(platforms: Mapping[str, Platform], host: Host, raised: dict[str, 
 
 
 def choose(
-    platforms: Mapping[str, Platform], found: tuple[Detection, ...], host: Host, raised: Mapping[str, BaseException] = {}
+    platforms: Mapping[str, Platform],
+    found: tuple[Detection, ...],
+    host: Host,
+    raised: Mapping[str, BaseException] = {},
 ) -> str:
     """The name of the one platform to use.  Raises PlatformError where a person must choose."""
     asked = host.env.get(ENVIRONMENT, "").strip().lower()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import namedtuple
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
 
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -23,13 +24,10 @@ STATES = (
 _LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 
 
-class Detection(NamedTuple):
-    """What a platform says of this machine, and by what it knows (provenance)."""
+class Detection(namedtuple("Detection", ("platform", "state", "found", "fix"), defaults=((), ""))):
+    """What a platform says of this machine (one of STATES), by what it knows (sentences), and what would mend it."""
 
-    platform: str
-    state: str
-    found: tuple[str, ...] = ()  # evidence, a sentence each
-    fix: str = ""
+    __slots__ = ()
 
     @property
     def present(self) -> bool:
@@ -50,9 +48,18 @@ class Host:
         return os.path.exists(os.path.join(self.root, path.lstrip("/")))
 
     def glob(self, pattern: str) -> list[str]:
-        import glob  # slow to import, and few ask
+        """Paths that match.  glob is slow to import, and mostly there is nothing: so a look at the folder comes first."""
+        path = os.path.join(self.root, pattern.lstrip("/"))
+        plain = path[: min(path.find(c) for c in "*?[" if c in path)]
+        folder, _, start = plain.rpartition("/")
+        try:
+            if not any(e.startswith(start) for e in os.listdir(folder or "/")):
+                return []
+        except OSError:
+            return []
+        from glob import glob
 
-        return sorted(glob.glob(os.path.join(self.root, pattern.lstrip("/"))))
+        return sorted(glob(path))
 
     def read(self, path: str) -> str:
         """The file's text, or the empty string."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from .errors import FactError, PlatformError
 
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+    from typing import Any
 
     from .facts import Machine
     from .host import Detection, Host
@@ -148,7 +149,9 @@ class Platform:
 
         mod = getattr(torch, self.device_type, None)
         if mod is None:
-            raise PlatformError(f"PyTorch has no torch.{self.device_type}; install the build for {self.title or self.name}")
+            raise PlatformError(
+                f"PyTorch has no torch.{self.device_type}; install the build for {self.title or self.name}"
+            )
         return mod
 
     def capturing(self) -> bool:

@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import namedtuple
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import PluginError
 from .platform import Platform
 
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from .catalog import Catalog
 
 PLATFORMS, BACKENDS = "hal.platforms", "hal.backends"
 OURS = "attention-hal"
 
 
-class Problem(NamedTuple):
-    """A plug-in that could not be loaded."""
+class Problem(namedtuple("Problem", ("group", "name", "distribution", "error"))):
+    """A plug-in that could not be loaded: three texts, and the exception."""
 
-    group: str
-    name: str
-    distribution: str
-    error: BaseException
+    __slots__ = ()
 
     def __str__(self) -> str:
         kind = self.group.removeprefix("hal.").rstrip("s")
@@ -41,11 +41,10 @@ class Problem(NamedTuple):
         return error
 
 
-class EntryPoint(NamedTuple):
-    group: str
-    name: str
-    target: str
-    distribution: str
+class EntryPoint(namedtuple("EntryPoint", ("group", "name", "target", "distribution"))):
+    """An entry point of ours: four texts."""
+
+    __slots__ = ()
 
     def load(self) -> Any:
         module, _, name = self.target.partition(":")

@@ -80,7 +80,7 @@ def attention(
       A mask and ``is_causal`` together both apply.
     - ``is_causal``: bottom-right aligned, query i sees keys j <= i + Sk - Sq, also when Sq differs from Sk
       (PyTorch's own ``is_causal`` is top-left aligned then).
-    - ``scale``: softmax scale; None is D ** -0.5.  ``window``: (left, right) tokens around the aligned diagonal, -1 unlimited.
+    - ``scale``: softmax scale, positive; None is D ** -0.5.  ``window``: (left, right) tokens around the aligned diagonal, -1 unlimited.
     - ``enable_gqa``: Hk may divide H; query head h uses key head h // (H / Hk).
     - ``role``: self or cross, a matter of policy.  ``backend``: a backend's name, required for this call.
 

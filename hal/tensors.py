@@ -126,8 +126,9 @@ def _common(
     d = int(q.shape[-1])
     if not d:
         raise CallError("q has head_dim 0; allowed: 1 or more")
-    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
-        raise CallError(f"scale is {scale!r}; allowed: a finite number, or None for head_dim ** -0.5")
+    # Fused kernels mask with -inf and scale afterwards: what is not positive turns the mask around, or makes it NaN.
+    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        raise CallError(f"scale is {scale!r}; allowed: a positive number, or None for head_dim ** -0.5")
     default = scale is None or scale == d**-0.5
     return {
         "dtype": DTYPE_NAMES[q.dtype],

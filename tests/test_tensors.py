@@ -42,7 +42,9 @@ BAD = [
     ({}, {"layout": "BSHD"}, "unknown layout 'BSHD'; did you mean 'bshd'"),
     ({}, {"layout": ["bshd"]}, r"layout is \['bshd'\]; write plain values"),
     ({}, {"role": "corss"}, "unknown role 'corss'; did you mean 'cross'"),
-    ({}, {"scale": float("nan")}, "scale is nan; allowed: a finite number"),
+    ({}, {"scale": float("nan")}, "scale is nan; allowed: a positive number, or None for"),
+    ({}, {"scale": 0.0}, "scale is 0.0"),
+    ({}, {"scale": -0.2}, "scale is -0.2"),
     ({}, {"scale": float("inf")}, "scale is inf"),
     ({}, {"scale": torch.tensor(0.5)}, r"scale is tensor\(0.5"),
     ({}, {"scale": "auto"}, "scale is 'auto'"),
@@ -160,7 +162,7 @@ def test_a_packed_call_has_its_longest_sequences_and_their_number():
     assert (call.varlen, call.batch, call.q_len, call.kv_len, call.heads) == (True, 2, 7, 9, H)
 
 
-@pytest.mark.parametrize("scale, said", [(None, "default"), (D**-0.5, "default"), (0.25, 0.25), (1, 1.0), (0.0, 0.0)])
+@pytest.mark.parametrize("scale, said", [(None, "default"), (D**-0.5, "default"), (0.25, 0.25), (1, 1.0)])
 def test_the_scale_that_is_the_default_is_told_as_that(scale, said):
     assert read(*qkv(), scale=scale).scale == said
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -103,7 +102,9 @@ def _number(low: float, high: float, open_high: bool = False) -> Callable[[Any],
 def _scale(x: Any) -> Any:
     if str(x).strip().lower() in {"default", "none"}:
         return "default"
-    return _number(-sys.float_info.max, sys.float_info.max)(x)
+    if isinstance(x, bool) or not 0 < float(x) < float("inf"):
+        raise ValueError
+    return float(x)
 
 
 def _window(x: Any) -> tuple[int, int]:
@@ -137,7 +138,7 @@ LENGTH = Kind(_whole(0), "a whole number from 0", {"type": "integer", "minimum":
 DEGREE = Kind(_degree, "a degree (1: not used; true means 2)", {"type": "integer", "minimum": 1})
 DTYPE = Kind(dtype_name, "a dtype such as bfloat16", {"type": "string", "enum": sorted(DTYPES)})
 DROPOUT = Kind(_number(0.0, 1.0, True), "a probability from 0 to below 1", {"type": "number", "minimum": 0})
-SCALE = Kind(_scale, "'default' (head_dim ** -0.5) or a finite number", {"type": ["number", "string"]})
+SCALE = Kind(_scale, "'default' (head_dim ** -0.5) or a positive number", {"type": ["number", "string"]})
 WINDOW = Kind(_window, "left:right in tokens, -1 for unlimited", {"type": "array", "items": {"type": "integer"}})
 MASK = _one_of("none", "key_padding", "bool", "additive")
 MASK_SHAPE = _one_of("none", "b11k", "b1qk", "bhqk", "11qk", "1hqk", "bh1k", "111k", "1h1k")

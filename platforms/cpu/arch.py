@@ -13,7 +13,9 @@ ARM = frozenset({*(f"armv8.{n}" for n in range(10)), *(f"armv9.{n}" for n in ran
 def parse(text: Any) -> str | None:
     """The one spelling, or None: x86_64 and amd64 are x86-64-v1, aarch64 and armv8 are armv8.0."""
     t = re.sub(r"[\s_]+", "-", str(text).strip().lower())
-    t = {"x86": "x86-64", "amd64": "x86-64", "x64": "x86-64", "aarch64": "armv8", "arm64": "armv8", "arm": "armv8"}.get(t, t)
+    t = {"x86": "x86-64", "amd64": "x86-64", "x64": "x86-64", "aarch64": "armv8", "arm64": "armv8", "arm": "armv8"}.get(
+        t, t
+    )
     t = re.sub(r"-a$", "", t)
     if t == "x86-64":
         t = "x86-64-v1"

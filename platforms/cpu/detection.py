@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from hal.host import Detection, Host
 
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from hal.facts import Machine
 
 

@@ -22,5 +22,4 @@ class CUDA(Platform):
         return kib[arch] * 1024 if arch in kib else None
 
 
-
 PLATFORM = CUDA()

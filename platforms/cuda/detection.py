@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
-
 from hal.errors import PlatformError
 from hal.host import Detection, Host, visible_devices
 
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
     from hal.facts import Machine
 
-if TYPE_CHECKING:
     from . import CUDA
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -67,6 +64,8 @@ def hardware(host: Host) -> list[str]:
 
 def driver(host: Host) -> str | None:
     """The driver's version; also of the open kernel module, whose line names the processor as well."""
+    import re
+
     m = re.search(r"Kernel Module\D+?(?:for \S+\s+)?(\d+(?:\.\d+)+)", host.read(DRIVER))
     return m[1] if m else None
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
-
 from hal.errors import PlatformError
 from hal.host import Detection, Host
 
-from .arch import OTHER, parse
-
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from hal.facts import Machine
 
 _VERSION = "/System/Library/CoreServices/SystemVersion.plist"
@@ -30,6 +28,8 @@ def detect(platform: Any, host: Host) -> Detection:
 
 
 def os_version(host: Host) -> str | None:
+    import re
+
     m = re.search(r"<key>ProductVersion</key>\s*<string>([\d.]+)</string>", host.read(_VERSION))
     return m[1] if m else None
 
@@ -38,6 +38,8 @@ def machine(platform: Any, host: Host) -> Machine:
     import torch
 
     from hal.facts import Device, Machine
+
+    from .arch import OTHER, parse
 
     if not torch.backends.mps.is_available():
         why = "macOS is too old for it" if torch.backends.mps.is_built() else "this build of torch has no MPS"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hal.errors import PlatformError
 from hal.platform import Platform
+
+TYPE_CHECKING = False  # as typing has it, which is slow to import
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class MUSA(Platform):

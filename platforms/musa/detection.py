@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
-
 from hal.errors import PlatformError
 from hal.host import Detection, Host, visible_devices
 
-from .arch import OTHER, parse
-
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from hal.facts import Machine
 
 PACKAGE = "torch_musa"
@@ -55,6 +53,8 @@ def detect(platform: Any, host: Host) -> Detection:
 
 def sdk_version(host: Host) -> str | None:
     """The version that the MUSA SDK's own tool tells."""
+    import re
+
     tool = f"{host.env.get('MUSA_HOME', '/usr/local/musa')}/bin/musa_runtime_version"
     import subprocess  # only where there is something to ask: it is slow to import
 
@@ -69,6 +69,8 @@ def sdk_version(host: Host) -> str | None:
 def machine(platform: Any, host: Host) -> Machine:
     """The visible devices, as torch.musa lists them."""
     from hal.facts import Device, Machine
+
+    from .arch import OTHER, parse
 
     musa = platform.module()
     if not musa.device_count():

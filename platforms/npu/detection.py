@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
-
 from hal.errors import PlatformError
 from hal.host import Detection, Host, visible_devices
 
-from .arch import OTHER, parse
-
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from hal.facts import Machine
 
 PACKAGE = "torch_npu"
@@ -63,6 +61,8 @@ def toolkit(host: Host) -> str | None:
 
 
 def cann_version(host: Host) -> str | None:
+    import re
+
     home = (
         host.env.get("ASCEND_HOME_PATH")
         or host.env.get("ASCEND_TOOLKIT_HOME")
@@ -78,6 +78,8 @@ def cann_version(host: Host) -> str | None:
 def machine(platform: Any, host: Host) -> Machine:
     """The visible devices, as torch.npu lists them."""
     from hal.facts import Device, Machine
+
+    from .arch import OTHER, parse
 
     npu = platform.module()
     if not npu.device_count():

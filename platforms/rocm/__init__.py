@@ -21,5 +21,4 @@ class ROCm(Platform):
         return {"gfx950": 160, "gfx1250": 320}.get(arch, 64) * 1024
 
 
-
 PLATFORM = ROCm()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import TYPE_CHECKING
 
 from hal.errors import PlatformError
 from hal.host import Detection, Host, visible_devices
 
 from . import VARIABLE
-from .arch import from_kernel
 
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
     from hal.facts import Machine
 
@@ -53,6 +51,8 @@ def hardware(host: Host) -> list[str]:
     """What speaks for an AMD GPU, a sentence each.  The kernel driver is also loaded where there is no GPU for it."""
     out = []
     if host.exists(KFD):
+        from .arch import from_kernel
+
         archs = [from_kernel(v) for v in gfx_versions(host)]
         if archs or not host.exists(TOPOLOGY):  # a container may have the device without the topology
             out.append(f"{KFD} exists" + (f" ({', '.join(archs)})" if archs else ""))
@@ -65,6 +65,8 @@ def hardware(host: Host) -> list[str]:
 
 def gfx_versions(host: Host) -> list[int]:
     """``gfx_target_version`` of every GPU; a processor's own node has 0."""
+    import re
+
     out = []
     for i in range(256):
         text = host.read(f"{TOPOLOGY}/{i}/properties")
@@ -112,6 +114,8 @@ def machine(platform: ROCm, host: Host) -> Machine:
 
 
 def software(host: Host, torch: str, hip: str) -> dict[str, str | None]:
+    import re
+
     release = re.match(r"\d+(\.\d+)*", hip)  # 7.0.51831-a3e329ad8 is no PEP 440 version
     return {
         "torch": torch,
@@ -124,6 +128,8 @@ def software(host: Host, torch: str, hip: str) -> dict[str, str | None]:
 
 def aotriton(host: Host) -> str | None:
     """The AOTriton inside PyTorch, by its library's name: libaotriton_v2.so.0.12.1."""
+    import re
+
     for folder in host.path:
         import glob
 

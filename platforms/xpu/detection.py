@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from hal.errors import PlatformError
 from hal.host import Detection, Host, visible_devices
 
-from .arch import OTHER, of_device, parse
-
+TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from hal.facts import Machine
 
 INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/xpu"
@@ -61,6 +60,8 @@ def intel_gpus(host: Host) -> list[tuple[str, str, str]]:
     for path in host.glob("/sys/class/drm/renderD*"):
         node = path.rsplit("/", 1)[-1]
         if host.read(f"/sys/class/drm/{node}/device/vendor").strip() == "0x8086":
+            from .arch import OTHER, parse
+
             number = host.read(f"/sys/class/drm/{node}/device/device").strip()
             out.append((node, (parse(number) if number else None) or OTHER, number or "unknown"))
     return out
@@ -83,6 +84,8 @@ def hidden(host: Host, count: int) -> str:
 def machine(platform: Any, host: Host) -> Machine:
     """The visible devices, as torch.xpu lists them."""
     from hal.facts import Device, Machine, Package
+
+    from .arch import OTHER, of_device, parse
 
     xpu = platform.module()
     if not xpu.device_count():

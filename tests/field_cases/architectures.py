@@ -146,7 +146,7 @@ CASES = (
         "C18",
         "a bias must have rows of a multiple of 8 elements",
         "the bias is padded and sliced before PyTorch's operator is called",
-        tests=("test_field_cases.py::test_a_bias_reaches_the_efficient_operator_aligned",),
+        tests=("test_field_runs.py::test_a_bias_reaches_the_efficient_operator_aligned",),
     ),
     Case(
         "C20",

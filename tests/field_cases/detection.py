@@ -13,19 +13,19 @@ CASES = (
         "D1",
         "a plug-in raises, and everything runs on the CPU",
         "resolving for this machine is an error that names distribution and cause; --ignore-plugin goes on",
-        tests=("test_field_cases.py::test_a_plug_in_that_raises_is_an_error_that_names_it",),
+        tests=("test_plugins.py::test_one_that_fails_is_an_error_that_names_its_distribution_and_how_to_go_on",),
     ),
     Case(
         "D2",
         "a plug-in's OSError ends in an obscure crash",
         "the same, for whatever it raises",
-        tests=("test_field_cases.py::test_a_plug_in_that_raises_is_an_error_that_names_it",),
+        tests=("test_plugins.py::test_one_that_fails_is_an_error_that_names_its_distribution_and_how_to_go_on",),
     ),
     Case(
         "D3",
         "nothing says why no platform was found",
         "every platform says what it looked for and found",
-        tests=("test_field_cases.py::test_every_platform_says_what_it_found",),
+        tests=("test_detect.py::test_every_platform_tells_of_this_machine_in_words",),
     ),
     Case(
         "D5",
@@ -37,7 +37,7 @@ CASES = (
         "D7",
         "UUIDs and MIG names in CUDA_VISIBLE_DEVICES crash",
         "all forms are read",
-        tests=("test_field_cases.py::test_visible_devices",),
+        tests=("test_detect.py::test_visible_devices_are_read_in_every_form",),
     ),
     Case(
         "D10",
@@ -56,15 +56,15 @@ CASES = (
         "a vendor's package needs an operator that is not there",
         "imports are isolated, for plug-ins and for packages",
         tests=(
-            "test_field_cases.py::test_a_plug_in_that_raises_is_an_error_that_names_it",
-            "test_field_cases.py::test_a_package_that_cannot_be_imported_is_broken_and_says_why",
+            "test_plugins.py::test_one_that_fails_is_an_error_that_names_its_distribution_and_how_to_go_on",
+            "test_probe.py::test_whatever_an_import_raises_is_broken_with_its_message",
         ),
     ),
     Case(
         "D14",
         "an unset device variable is None further on",
         "unset means that all devices are visible",
-        tests=("test_field_cases.py::test_visible_devices",),
+        tests=("test_detect.py::test_visible_devices_are_read_in_every_form",),
     ),
     Case(
         "D15",
@@ -90,13 +90,13 @@ CASES = (
             Row("automatic", "a100", "", "torch_sdpa/sdpa.flash", BROKEN, against={"fa2": "package.broken"}, says=("undefined symbol",)),
             Row("explicit", "a100", "", REFUSED, BROKEN, ask="fa/fa2", against={"fa2": "package.broken"}, says=("undefined symbol",)),
         ),
-        tests=("test_field_cases.py::test_a_package_that_cannot_be_imported_is_broken_and_says_why",),
+        tests=("test_probe.py::test_whatever_an_import_raises_is_broken_with_its_message",),
     ),
     Case(
         "E2",
         "an ABI mismatch should not be fatal",
         "the same: told in automatic choice, refused on request",
-        tests=("test_field_cases.py::test_a_package_that_cannot_be_imported_is_broken_and_says_why",),
+        tests=("test_probe.py::test_whatever_an_import_raises_is_broken_with_its_message",),
     ),
     Case(
         "E3",
@@ -111,13 +111,13 @@ CASES = (
         "E4",
         "flash_attn.cute is there as a folder, without FlashAttention 4",
         "the very symbol is looked for, not the namespace",
-        tests=("test_field_cases.py::test_a_namespace_is_no_package",),
+        tests=("backends/test_fa_packages.py::test_the_namespace_of_flash_attention_4_without_its_symbols",),
     ),
     Case(
         "E6",
         "a probe of a private symbol says no to a good package",
         "the public function and its parameters are the proof",
-        tests=("test_field_cases.py::test_a_package_is_proven_by_its_public_function",),
+        tests=("test_field_cases.py::test_no_package_is_proven_by_a_private_symbol",),
     ),
     Case(
         "E7",
@@ -127,7 +127,7 @@ CASES = (
             Row("a local version", "a100", "", "fa/fa2", "flash-attn==2.8.3+cu130torch2.9", ask="fa"),
             Row("a pre-release", "b200", "causal=true", "fa/fa4", "flash-attn-4==4.0.0b22", ask="fa"),
         ),
-        tests=("test_field_cases.py::test_versions_are_ordered_as_pep_440_does",),
+        tests=("facts/test_versions.py::test_a_version_is_in_a_set_by_its_order",),
     ),
     Case(
         "E8",
@@ -138,7 +138,7 @@ CASES = (
                 against={"sdpa.flash": "known_bad.aotriton.gfx1100_accuracy"}),
             Row("torch 2.11", "rx7900", "", "torch_sdpa/sdpa.flash", software={"torch": "2.11.0"}),
         ),
-        tests=("test_field_cases.py::test_versions_are_ordered_as_pep_440_does",),
+        tests=("facts/test_versions.py::test_a_version_is_in_a_set_by_its_order",),
     ),
     Case("E9", "a vendor's package must be imported early", "a platform's module prepares it", later="Ascend's sparse backends"),
     Case(
@@ -151,12 +151,12 @@ CASES = (
         "E11",
         "loading plug-ins hides the real cause",
         "the cause is kept",
-        tests=("test_field_cases.py::test_a_plug_in_that_raises_is_an_error_that_names_it",),
+        tests=("test_plugins.py::test_one_that_fails_is_an_error_that_names_its_distribution_and_how_to_go_on",),
     ),
     Case(
         "E12",
         "importing makes a CUDA context",
         "importing and resolving touch nothing of torch.cuda",
-        tests=("test_field_cases.py::test_importing_hal_touches_no_device_and_no_flag",),
+        tests=("test_purity.py::test_with_every_accelerator_poisoned_importing_and_running_on_the_cpu_touches_none",),
     ),
 )

@@ -12,7 +12,6 @@ TWO_CARDS = {
     "software": {"torch": "2.13.0+cu126", "cudnn": "9.20.0.48"},
     "packages": {"flash-attn": "2.8.3"},
 }
-HERE = "test_field_cases.py::"
 
 CASES = (
     Case("golden 1", "Sage 2.2.0 on SM90, automatic", "known bad", later=SAGE),
@@ -30,7 +29,7 @@ CASES = (
     Case("golden 17", "a sparse choice and cross-attention", "dense there", later=POLICY),
     Case("golden 18", "two components, one override", "the other is unchanged", later=POLICY),
     Case("golden 19", "an override without attention", "not consumed", later=POLICY),
-    Case("golden 20", "a misspelt name", "error with a suggestion", tests=(HERE + "test_an_unknown_name_is_an_error_with_a_suggestion",)),
+    Case("golden 20", "a misspelt name", "error with a suggestion", tests=("test_resolver.py::test_a_name_that_does_not_exist_is_told_with_a_suggestion",)),
     Case("golden 21", "a mask, and flash required", "key padding is packed and listed, others refused", rows_of="A1"),
     Case(
         "golden 22",
@@ -43,11 +42,11 @@ CASES = (
         tests=("platforms/test_npu.py::test_what_the_operator_is_called_with_and_what_comes_back",),
     ),
     Case("golden 23", "flash_attn raises OSError on import", "broken, message kept, automatic goes on", rows_of="E1",
-         tests=(HERE + "test_a_package_that_cannot_be_imported_is_broken_and_says_why",)),
-    Case("golden 24", "only the namespace flash_attn.cute", "the symbol is missing", tests=(HERE + "test_a_namespace_is_no_package",)),
-    Case("golden 25", "the order of versions", "PEP 440", tests=(HERE + "test_versions_are_ordered_as_pep_440_does",)),
+         tests=("test_probe.py::test_whatever_an_import_raises_is_broken_with_its_message",)),
+    Case("golden 24", "only the namespace flash_attn.cute", "the symbol is missing", tests=("backends/test_fa_packages.py::test_the_namespace_of_flash_attention_4_without_its_symbols",)),
+    Case("golden 25", "the order of versions", "PEP 440", tests=("facts/test_versions.py::test_a_version_is_in_a_set_by_its_order",)),
     Case("golden 26", "a plug-in that raises", "an error names it; nothing becomes the CPU",
-         tests=(HERE + "test_a_plug_in_that_raises_is_an_error_that_names_it",)),
+         tests=("test_plugins.py::test_one_that_fails_is_an_error_that_names_its_distribution_and_how_to_go_on",)),
     Case(
         "golden 27",
         "an SM70 and an SM86 in one machine",
@@ -59,7 +58,7 @@ CASES = (
         ),
         later=PARALLEL,
     ),
-    Case("golden 28", "CUDA_VISIBLE_DEVICES in all its forms", "read", tests=(HERE + "test_visible_devices",)),
+    Case("golden 28", "CUDA_VISIBLE_DEVICES in all its forms", "read", tests=("test_detect.py::test_visible_devices_are_read_in_every_form",)),
     Case("golden 31", "a worker's facts on a CPU host", "the worker's choice", rows_of="A34"),
     Case(
         "golden 32",
@@ -77,7 +76,7 @@ CASES = (
     Case("golden 36", "every preset, dtype and head_dim", "always a kernel, with a warning where it is the last resort",
          tests=("test_every_preset.py::test_automatic_choice_has_a_kernel_for_every_preset_dtype_and_head_dim",)),
     Case("golden 37", "import with torch.cuda poisoned", "nothing is touched",
-         tests=(HERE + "test_importing_hal_touches_no_device_and_no_flag",)),
-    Case("golden 38", "a thousand identical calls", "one decision", tests=(HERE + "test_a_thousand_equal_calls_decide_once",)),
+         tests=("test_purity.py::test_with_every_accelerator_poisoned_importing_and_running_on_the_cpu_touches_none",)),
+    Case("golden 38", "a thousand identical calls", "one decision", tests=("test_run_cache.py::test_a_thousand_equal_calls_decide_once",)),
     Case("golden 40", "a removed variable is set", "told", later=POLICY),
 )
