@@ -20,7 +20,7 @@ from .facts import Call, Device, Machine, Package
 from .host import Detection
 from .platform import Platform
 from .policy import AUTOMATIC, Policy, Request
-from .resolver import examine, resolve
+from .resolver import resolve
 from .settlement import settle
 
 LEVELS = ("installed", "imports", "supported", "right")
@@ -217,7 +217,7 @@ class _Bed:
         if self.device is None or self.machine is None:
             return Level(None, "the device is unknown")
         decision = resolve(Call(device=self.device.index), self.machine, self.catalog)
-        against = [r for r in examine(line, decision).reasons if r.verdict is False and not r.id.startswith("package.")]
+        against = [r for r in decision.examine(line).reasons if r.verdict is False and not r.id.startswith("package.")]
         return Level(not against, "; ".join(r.message for r in against))
 
     def _run(self, out: Check, line: Line) -> None:

@@ -7,79 +7,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .advice import advice, fix
-from .backend import Backend, Kernel
-from .catalog import Catalog, Line
+from .advice import advice
 from .errors import NoKernelError
-from .facts import Call, Machine, facts_of, features_of
+from .examination import Candidate, Examination
+from .facts import Call
 from .facts.flat import derive
-from .fittings import Fitting, Run, transposed
-from .policy import AUTOMATIC, Policy, Request
-from .rules import Reason, Verdict
+from .fittings import Run, fix, transposed
+from .policy import Request
+from .rules import Reason
 
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A row of the support matrix against one call.  Without reasons it is accepted, by the fittings it lists."""
-
-    backend: Backend
-    line: Line | None  # None: the platform has no row for the backend
-    reasons: tuple[Reason, ...] = ()
-    fittings: tuple[tuple[Fitting, dict[str, Any]], ...] = ()
-
-    @property
-    def kernel(self) -> Kernel | None:
-        return self.line.kernel if self.line else None
-
-    @property
-    def verdict(self) -> Verdict:
-        return True if not self.reasons else False if any(r.verdict is False for r in self.reasons) else None
-
-    def __str__(self) -> str:
-        return f"{self.backend.name}/{self.kernel.name}" if self.kernel else self.backend.name
-
-    def to_json(self, chosen: bool) -> dict[str, Any]:
-        return {
-            "backend": self.backend.name,
-            "kernel": self.kernel.name if self.kernel else None,
-            "tier": self.line.row.tier if self.line else None,
-            "accepted": chosen or self.verdict is True,
-            "verdict": {True: "yes", False: "no", None: "depends"}[self.verdict],
-            "fittings": [f.name for f, _ in self.fittings],
-            "reasons": [r.to_json() | {"fix": fix(r) or None} for r in self.reasons],
-        }
+__all__ = ["Candidate", "Decision"]
 
 
 @dataclass(eq=False)
-class Decision:
+class Decision(Examination):
     """The answer to one call on one machine under one policy.  ``str(decision)`` is the explanation."""
 
-    call: Call
-    machine: Machine
-    catalog: Catalog
-    policy: Policy = AUTOMATIC
     chosen: Candidate | None = None
     source: str = "automatic"
     request: Request | None = None  # the request that decided, where one did
-
-    @cached_property
-    def facts(self) -> dict[str, Any]:
-        return facts_of(self.call, self.machine, self.catalog.packages)
-
-    @cached_property
-    def features(self) -> list[tuple[str, Verdict]]:
-        return features_of(self.facts)
-
-    def lines(self, backend: str) -> tuple[Line, ...]:
-        """The rows of a backend on this decision's platform."""
-        return self.catalog.lines(self.machine.platform, backend, self.facts["arch"])
-
-    @cached_property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """All rows of this platform with all reasons, the platform's order first.  Computed on demand."""
-        from .resolver import candidates
-
-        return tuple(candidates(self))
 
     # ---- what was chosen
 
@@ -147,7 +93,7 @@ class Decision:
     @cached_property
     def advice(self) -> tuple[str, ...]:
         """The one change, which hal may not make by itself, that would bring what was asked for or something better."""
-        return advice(self)
+        return advice(self, self.chosen, self.request)
 
     # ---- telling
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
-    from .decision import Decision
+    from typing import Any
 
 
 class HalError(Exception):
@@ -40,7 +40,7 @@ class PolicyError(HalError, ValueError):
 class NoKernelError(HalError, RuntimeError):
     """No kernel may serve the call under the policy.  ``decision`` has every candidate with every reason."""
 
-    def __init__(self, text: str, decision: Decision | None = None):
+    def __init__(self, text: str, decision: Any = None):
         super().__init__(text)
         self.decision = decision
 

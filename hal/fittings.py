@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .facts.call import CONTIGUOUS
-from .rules import Mod, OneOf, Reason, Same
+from .rules import Mod, OneOf, Reason, Same, show
 
 Run = Callable[..., Any]
 
@@ -188,3 +188,20 @@ def transposed(run: Run, lse: bool) -> Run:
     return lambda q, k, v, mask, varlen: run(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, varlen
     ).transpose(1, 2)
+
+
+def fix(r: Reason) -> str:
+    """What would mend the reason: its declared fix, or what the fact itself allows; empty where nobody can change it."""
+    if r.fix or r.verdict is None:
+        return r.fix
+    if r.id == "dtype":
+        return f"cast q, k and v to {show(r.allowed)}"
+    if r.id in FITTINGS["pad_head_dim"].mends and isinstance(r.observed, int) and (n := next_allowed(r.allowed, r.observed)):
+        return f"pad {r.fact} {r.observed} to {n} (--fit pad_head_dim)"
+    if r.id == "package.version":
+        return f"install {r.fact.removeprefix('pkg.')} {show(r.allowed)}"
+    if r.waiver:
+        return f"waive {r.waiver} (--waive {r.waiver})"
+    if r.fact in ("torch", "cudnn", "driver", "triton", "runtime"):
+        return f"upgrade {r.fact} to {show(r.allowed)}"
+    return f"set {r.fact.removeprefix('env.')}={show(r.allowed)}" if r.fact.startswith("env.") else ""

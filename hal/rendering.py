@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .advice import fix
+from .fittings import fix
 from .rules import show
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ..advice import fix
 from ..errors import PolicyError, unknown
+from ..fittings import fix
 from .options import as_json, installed, machine_of, on_machine
 from .output import Part, Row, Screen, emit, lined, screen
 

@@ -61,8 +61,7 @@ class Call:
             if getattr(self, name) is _SAME:
                 object.__setattr__(self, name, getattr(self, of))
         if self.mask_shape is _SAME:
-            usual = {"none": "none", "key_padding": "b11k", "bool": "b1qk", "additive": "b1qk", None: None}
-            object.__setattr__(self, "mask_shape", usual.get(self.mask))
+            object.__setattr__(self, "mask_shape", _USUAL_SHAPE.get(self.mask))
 
     @staticmethod
     def of(given: Mapping[str, Any] | None = None, /, **more: Any) -> Call:
@@ -115,9 +114,10 @@ class Call:
     def __str__(self) -> str:
         """What differs from a plain call, as ``key=value`` text that ``parse`` reads."""
         said = []
+        plain = {**_PLAIN, **{k: getattr(self, of) for k, of in _FOLLOWS.items()}, "mask_shape": _USUAL_SHAPE.get(self.mask)}
         for k in KINDS:
             x = getattr(self, k)
-            if x != (getattr(self, _FOLLOWS[k]) if k in _FOLLOWS else _PLAIN[k]):
+            if x != plain[k]:
                 said.append(f"{k}={'?' if x is None else ':'.join(map(str, x)) if isinstance(x, tuple) else x}")
         return ",".join(said).replace("=True", "=true").replace("=False", "=false")
 
@@ -159,7 +159,8 @@ KINDS: dict[str, v.Kind] = {
 CONTIGUOUS = ("q_contiguous", "k_contiguous", "v_contiguous")
 KEYS = (*KINDS, "contiguous")
 _FOLLOWS = {"v_head_dim": "head_dim", "kv_heads": "heads", "kv_len": "q_len"}
-_PLAIN = {f.name: (None if f.default is _SAME else f.default) for f in fields(Call)} | {"mask_shape": "none"}
+_USUAL_SHAPE: dict[str | None, str] = {"none": "none", "key_padding": "b11k", "bool": "b1qk", "additive": "b1qk"}
+_PLAIN = {f.name: f.default for f in fields(Call)}
 
 
 def _read(key: str, value: Any, kind: v.Kind) -> Any:

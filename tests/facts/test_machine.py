@@ -22,7 +22,7 @@ text = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_siz
 sizes = st.one_of(st.none(), st.integers(0, 2**45))
 devices = st.builds(Device, text, st.integers(0, 9), text, sizes, st.one_of(st.none(), st.frozensets(st.sampled_from(sorted(DTYPES)))), sizes)
 packages = st.builds(Package, st.sampled_from(PACKAGE_STATES), st.one_of(st.none(), text), text)
-names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
+names = st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True)
 machines = st.builds(
     Machine, names, st.lists(devices, min_size=1, max_size=3, unique_by=lambda d: d.index).map(tuple),
     st.dictionaries(names, st.one_of(st.none(), text), max_size=3), st.dictionaries(names, packages, max_size=3), text,
