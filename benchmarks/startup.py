@@ -1,5 +1,7 @@
 """What starting costs, against ``import torch`` in the same run: each case is a fresh process, and they take turns.
 
+"Table" is what a terminal gets: FORCE_COLOR makes rich draw, though the output goes nowhere.
+
 Bytecode is cached for all alike, in a folder of the run's own: some containers switch the cache off, and pip fills it for
 torch alone.
 """
@@ -21,16 +23,18 @@ CASES = {
     "explain json": [sys.executable, "-m", "hal", "explain", "--on", "h100", "--json"],
     "explain table": [sys.executable, "-m", "hal", "explain", "--on", "h100"],
 }
+TERMINAL = {"explain table": {"FORCE_COLOR": "1", "COLUMNS": "120"}}
 
 
 def measure() -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {n: [] for n in CASES}
     with tempfile.TemporaryDirectory() as cache:
-        env = {k: x for k, x in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPYCACHEPREFIX": cache}
+        unwanted = ("PYTHONDONTWRITEBYTECODE", "FORCE_COLOR")
+        env = {k: x for k, x in os.environ.items() if k not in unwanted} | {"PYTHONPYCACHEPREFIX": cache}
         for i in range(9):
             for name, command in CASES.items():
                 start = time.perf_counter()
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=env)
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=env | TERMINAL.get(name, {}))
                 if i:  # the first round fills the cache
                     seconds[name].append(time.perf_counter() - start)
     return seconds

@@ -19,17 +19,18 @@ _EXPORTS = {
     "Machine": "facts",
     "Package": "facts",
     "Policy": "policy",
-    "Receipt": "run",
+    "Receipt": "ledger",
     "Request": "policy",
     "attach": "integrations.attachment",
     "attention": "run",
     "attention_varlen": "run",
     "bind": "run",
-    "clear_receipts": "run",
+    "clear_receipts": "ledger",
     "component": "context",
     "explain": "run",
+    "forget": "run",
     "position": "context",
-    "receipts": "run",
+    "receipts": "ledger",
     "resolve": "resolver",
     "simulate": "context",
 }
@@ -45,10 +46,11 @@ if TYPE_CHECKING:
     from .decision import Decision
     from .facts import Call, Device, Machine, Package
     from .integrations.attachment import attach
+    from .ledger import Receipt, clear_receipts, receipts
     from .platform import Platform
     from .policy import Policy, Request
     from .resolver import resolve
-    from .run import Receipt, attention, attention_varlen, bind, clear_receipts, explain, receipts
+    from .run import attention, attention_varlen, bind, explain, forget
 
 _detect.detected()  # never raises: what went wrong is kept, and raised on use
 

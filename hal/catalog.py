@@ -16,7 +16,7 @@ from .facts.packages import package_key
 from .platform import Platform
 from .plugins import Problem
 from .rows import Prefer, Row
-from .rules import VERSION_FACTS, Reason, Rule, Test, check, compiled, limit_of
+from .rules import VERSION_FACTS, Limits, Reason, Rule, Test, check, compiled, limit_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Line:
 
     def lacks_package(self, packages: Any) -> bool:
         """Whether a package that the kernel needs is not there: no call can be served then."""
-        return any(n.package not in packages or not packages[n.package].available for n in self.needs)
+        return any((p := n.state(packages)) is None or not p.available for n in self.needs)
 
     def reasons(self, facts: dict[str, Any], features: Any, packages: Any, waive: frozenset[str]) -> list[Reason]:
         """Every reason against this line; none: supported."""
@@ -151,6 +151,20 @@ class Catalog:
         """The key of a package under any of its names (distribution or import name)."""
         return next((n.package for k in self.kernels.values() for n in k.needs if n.answers_to(name)), package_key(name))
 
+    def changed(self, machine: Machine, packages: Mapping[str, Any], software: Mapping[str, str | None]) -> Machine:
+        """The machine with packages set (version, Package, or None: absent) and software versions set.  Raises FactError."""
+        for name in software:
+            if name not in VERSION_FACTS and name not in machine.software and not name.startswith("env."):
+                raise FactError(unknown("software", name, {*VERSION_FACTS, *machine.software}))
+        return machine.with_packages({self.known_package(n, machine): p for n, p in packages.items()}).with_software(**software)
+
+    def known_package(self, name: str, machine: Machine) -> str:
+        """The key of a package that some kernel needs or that the machine has.  Raises FactError."""
+        key = self.package(name)
+        if key not in self.packages and key not in machine.packages:
+            raise FactError(unknown("package", name, {*self.packages, *machine.packages}))
+        return key
+
     # ---- what is declared
 
     @cached_property
@@ -225,12 +239,22 @@ class Catalog:
         if kernel is None:
             raise DeclarationError(f"platform {platform}, backend {b.name}: " + unknown("kernel", row.kernel, self.kernels))
         bad = tuple(k.rule for k in self.known_bad if kernel.name in k.kernels and k.platform in ("", platform))
-        return Line(b, kernel, row, bad)
+        line = Line(b, kernel, row, bad)
+        for limits in (kernel.limits, row.limits, *(part for r in (*kernel.rules, *row.rules) for part in (r.when, r.require))):
+            self._check_facts(limits, f"platform {platform}, backend {b.name}, kernel {kernel.name}", platform)
+        return line
+
+    def _check_facts(self, limits: Limits, where: str, platform: str) -> None:
+        for fact in limits:
+            if not known_fact(fact) and fact not in self.platforms[platform].software:
+                raise DeclarationError(f"{where}: " + unknown("fact", fact, {*CALL_FACTS, *MACHINE_FACTS, *VERSION_FACTS}))
 
     def order(self, platform: str) -> tuple[tuple[Prefer, tuple[Test, ...]], ...]:
         """The automatic order of a platform, compiled; steps for backends that are not installed are left out."""
         if platform not in self._orders:
             steps = self.platforms[platform].order
+            for p in steps:
+                self._check_facts(p.when, f"platform {platform}, order, {p.backend}", platform)
             self._orders[platform] = tuple((p, compiled(p.when)) for p in steps if p.backend in self.backends)
         return self._orders[platform]
 

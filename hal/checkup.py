@@ -156,12 +156,13 @@ def examine_machine(out: Checkup, platform: Platform, catalog: Catalog, said: Sa
     for n, p in found.items():
         if out.packages[n.package].state != "usable":
             out.packages[n.package] = p
-            detect.learn(n.package, p)
+    proofs = {n.proof: p for n, p in found.items()}
+    detect.learn(proofs)
     devices: dict[str, Device | None] = {}
     for d in out.machine.devices if out.machine else ():
         devices.setdefault(d.arch, d)
     if out.machine:
-        out.machine = out.machine.with_packages(out.packages)
+        out.machine = out.machine.with_packages({**out.packages, **proofs})
     for arch, device in (devices or {"": None}).items():
         bed = _Bed(platform, device, out.machine, catalog, out.torch, found)
         mine = []

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch._dynamo import nonstrict_trace
 
 from . import run
+from .context import current
+from .errors import CallError
+from .ledger import tally
+
+try:
+    from torch._dynamo import nonstrict_trace
+except ImportError:
+    raise CallError("this PyTorch cannot trace hal.attention; bind it outside torch.compile (hal.bind)") from None
 
 
-def _traceable(
+def traceable(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -32,12 +40,15 @@ def _traceable(
     scale, dropout_p = None if scale is None else float(scale), float(dropout_p)
     if window is not None:
         window = int(window) if not isinstance(window, (tuple, list)) else tuple(int(n) for n in window)
-    decision = run._decide(
-        q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend, compiling=True
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v, attn_mask = run.autocast(q, k, v, attn_mask)
+    decision = run.decided(
+        q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend
     )
-    bound = run.guarded_run(decision, q, k, attn_mask)
-    run._remember(("traced", object()), decision, bound).runs += 1
-    return bound(q, k, v, attn_mask, None)
+    bound = run.runnable(decision, q, k, attn_mask)
+    tally(decision, current.get().component).runs += 1
+    with torch.autocast(q.device.type, enabled=False):
+        return bound(q, k, v, attn_mask, None)
 
 
-traced = nonstrict_trace(_traceable)
+traced = nonstrict_trace(traceable)

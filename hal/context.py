@@ -5,11 +5,14 @@ One interned token in a ContextVar: right across threads and asyncio tasks, one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from .facts import Machine
 from .policy import AUTOMATIC, Policy
@@ -33,23 +36,32 @@ class Position(NamedTuple):
     layer: int | None = None
 
 
-_interned: dict[tuple[Any, ...], Context] = {}
 NOTHING = Context()
 NOWHERE = Position()
 current: ContextVar[Context] = ContextVar("hal", default=NOTHING)
 _position: ContextVar[Position] = ContextVar("hal_position", default=NOWHERE)
+# Equal contexts are one object for as long as anything uses it, so that a cached decision is found again.
+_interned: WeakValueDictionary[tuple[Any, ...], Context] = WeakValueDictionary()
 _interned[NOTHING.policy, NOTHING.machine, NOTHING.component] = NOTHING
 
 
-# A number for the policy and machine in force.  Compiled code guards on it, as it cannot read a ContextVar.
-generation = 0
+class _Local(threading.local):
+    """A number for the policy and machine in force in this thread: compiled code guards on it, and cannot read a ContextVar."""
+
+    generation = 0
+
+
+local = _Local()
 _numbers: dict[tuple[Any, ...], int] = {}
+_count = itertools.count(1)
 
 
 def _announce(old: Context, new: Context) -> None:
-    global generation
-    if (old.policy, old.machine) != (new.policy, new.machine):
-        generation = _numbers.setdefault((new.policy, new.machine), len(_numbers) + 1)
+    key = new.policy, new.machine
+    if (old.policy, old.machine) != key:
+        if len(_numbers) > 1024:  # numbers are never used twice, so forgetting one only costs a trace
+            _numbers.clear()
+        local.generation = 0 if key == (NOTHING.policy, None) else _numbers.setdefault(key, next(_count))
 
 
 @contextmanager
@@ -90,18 +102,19 @@ def where() -> Position:
 
 @contextmanager
 def simulate(
-    on: str | Machine, packages: Mapping[str, Any] | None = None, without: tuple[str, ...] = (), **software: str
+    on: str | Machine, packages: Mapping[str, Any] | None = None, without: Iterable[str] | str = (), **software: str
 ) -> Iterator[Machine]:
     """Put a simulated machine in place of this one: a preset, ``platform:arch``, a facts file or a Machine.
 
-    ``packages`` are versions (or Package values) by distribution or import name; ``software`` sets torch, cudnn, triton, ….
-    Decisions and explanations inside are the simulated machine's.  Raises FactError or PlatformError for an unknown name.
+    ``packages`` are versions (or Package values) by distribution or import name; ``without`` names packages to take away;
+    ``software`` sets torch, cudnn, triton, ….  Decisions and explanations inside are the simulated machine's.
+    Raises FactError or PlatformError for an unknown name.
     """
     from . import detect, plugins
 
     catalog = plugins.catalog(detect.ignored())
     machine = catalog.machine(on) if isinstance(on, str) else on
-    machine = machine.with_packages({catalog.package(n): p for n, p in (packages or {}).items()})
-    machine = machine.with_packages({catalog.package(n): None for n in without}).with_software(**software)
+    gone = [without] if isinstance(without, str) else without
+    machine = catalog.changed(machine, {**(packages or {}), **dict.fromkeys(gone)}, software)
     with changed(machine=machine):
         yield machine

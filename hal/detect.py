@@ -124,17 +124,18 @@ def real_machine(platform: str) -> Machine:
     return _machines[platform]
 
 
-def learn(package: str, state: Package) -> None:
-    """Proving a package has shown its true state: every later decision knows it."""
-    for name, m in _machines.items():
-        _machines[name] = m.with_packages({package: state})
+def learn(shown: Mapping[str, Package]) -> None:
+    """Importing a package has shown its true state: every later decision knows it."""
+    for name, m in list(_machines.items()):
+        _machines[name] = m.with_packages(shown)
 
 
 def platform_for(device_type: str) -> Platform:
     """The platform of a tensor's device type: the current one where it fits, else the one that claims the type."""
-    here = real_platform()
-    everyone = detected().platforms.values()
-    for p in (here, *everyone):
+    here, d = real_platform(), detected()
+    everyone = d.platforms.values()
+    seen = [d.platforms[x.platform] for x in d.detections if x.state != "absent"]  # two platforms may share a type
+    for p in (here, *seen, *everyone):
         if p.device_type == device_type:
             return p
     known = ", ".join(f"{p.name} ({p.device_type})" for p in everyone)

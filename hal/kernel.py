@@ -37,8 +37,16 @@ class Needs:
         object.__setattr__(self, "package", package_key(self.package))
         object.__setattr__(self, "_tests", compiled({f"pkg.{self.package}": Versions(self.versions)}))
 
+    @property
+    def proof(self) -> str:
+        """The key of what importing it has shown: two kernels may need different modules of one package."""
+        return f"{self.package}:{self.module}.{self.symbol}".rstrip(".")
+
+    def state(self, packages: Mapping[str, Package]) -> Package | None:
+        return packages.get(self.proof) or packages.get(self.package)
+
     def check(self, facts: Mapping[str, Any], packages: Mapping[str, Package], out: list[Reason]) -> None:
-        p = packages.get(self.package)
+        p = self.state(packages)
         if p is None or not p.available:
             state = p.state if p else "absent"
             note = f"{self.package} is {state.replace('_', ' ')}" + (f": {p.note}" if p and p.note else "")

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tensors import window_of
+from .sdpa import as_written
+from .tensors import four_axes, window_of
 
 
 def attention(
@@ -25,6 +26,13 @@ def attention(
 
     Shapes and meanings as ``hal.attention``; grouped heads need no flag.
     """
+    with as_written(q):
+        return _attention(q, k, v, attn_mask, is_causal, scale, window, layout)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, window: Any, layout: str
+) -> tuple[Tensor, Tensor]:
     if layout == "bshd":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     q, k, v = q.double(), k.double(), v.double()
@@ -36,17 +44,16 @@ def attention(
     distance = torch.arange(sk, device=q.device) - (torch.arange(sq, device=q.device)[:, None] + sk - sq)
     left, right = window_of(window)
     keep = torch.ones(sq, sk, dtype=torch.bool, device=q.device)
-    if is_causal:
+    if causal:
         keep &= distance <= 0
     if left >= 0:
         keep &= distance >= -left
     if right >= 0:
         keep &= distance <= right
     scores = scores.masked_fill(~keep, -torch.inf)
-    if attn_mask is not None:
-        if attn_mask.ndim == 2 and attn_mask.dtype is torch.bool and attn_mask.shape == (q.shape[0], sk) and sq != q.shape[0]:
-            attn_mask = attn_mask[:, None, None]
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype is torch.bool else scores + attn_mask.double()
+    if mask is not None:
+        mask = mask.reshape(four_axes(mask, q.shape[0], sq, sk))
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask.double()
     none = (scores == -torch.inf).all(-1)  # rows without keys; set aside, so that the gradient is a number too
     scores = scores.masked_fill(none[..., None], 0.0)
     lse = scores.logsumexp(-1) if sk else scores.new_zeros(scores.shape[:-1])

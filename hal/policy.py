@@ -18,6 +18,7 @@ class Request:
     mode: str = "require"
     source: str = "call"
     kernel: str = ""
+    asked: str = ""  # the name as it was written, where it says more than the backend: fa3 is a generation of fa
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -7,6 +7,7 @@ import inspect
 import io
 import os
 import sys
+import threading
 from functools import lru_cache
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -52,8 +53,13 @@ def look(needs: Needs) -> Package:
 def prove(needs: Needs, before: Package | None = None) -> Package:
     """Import the module and find the very symbol.  Any failure becomes a state with its message; only Ctrl-C passes.
 
-    What the import prints is captured, and the environment variables that it sets are undone.
+    What the import prints is captured, and the environment variables that it sets are undone: one import at a time.
     """
+    with _one_at_a_time:
+        return _prove(needs, before)
+
+
+def _prove(needs: Needs, before: Package | None) -> Package:
     version = before.version if before else _version(needs)
     said, env = io.StringIO(), dict(os.environ)
     try:
@@ -81,6 +87,9 @@ def prove(needs: Needs, before: Package | None = None) -> Package:
                 note = f"{needs.module}.{needs.symbol} takes no {lacking[0]}: another version or another package"
                 return Package("wrong_distribution", version, note)
     return Package("usable", version or getattr(module, "__version__", None))
+
+
+_one_at_a_time = threading.RLock()  # stdout and the environment are the process's
 
 
 def _restore(env: dict[str, str]) -> None:

@@ -2,58 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
+import torch
+from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from . import context, detect, plugins
-from .context import current
+from . import detect, plugins
+from .context import current, local
 from .decision import Decision
-from .errors import CallError, GuardError, SimulationError
+from .errors import CallError, GuardError, NoKernelError, SimulationError
 from .facts import Call
 from .fittings import Run, Varlen
+from .ledger import tally
 from .policy import Request
 from .resolver import resolve
 from .settlement import settle
-from .tensors import call_of, four_axes, varlen_call_of
+from .tensors import call_of, four_axes, rows_contiguous, varlen_call_of
 
 LIMIT = 4096  # entries; video shapes vary, so the cache is bounded
 
+# What a decision depends on besides its tensors, asked on every call: PyTorch's own functions cost a Python frame each.
+_any_autocast, _deterministic = torch._C._is_any_autocast_enabled, torch._C._get_deterministic_algorithms
+_flash_allowed = torch._C._get_flash_sdp_enabled
+
 
 class Entry:
-    """A bound decision with its count."""
+    """A bound decision, and where its runs are counted."""
 
-    __slots__ = ("component", "decision", "role", "run", "runs")
+    __slots__ = ("decision", "run", "tally")
 
     def __init__(self, decision: Decision, run: Run):
-        self.decision, self.run, self.runs = decision, run, 0
-        self.component, self.role = current.get().component, decision.call.role or ""
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What really ran, and how often.  Under torch.compile a run is a trace."""
-
-    component: str
-    role: str
-    platform: str
-    device: int
-    backend: str
-    kernel: str
-    quality: str
-    source: str
-    fittings: tuple[str, ...]
-    warnings: tuple[str, ...]
-    runs: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        self.decision, self.run = decision, run
+        self.tally = tally(decision, current.get().component)
 
 
 _entries: dict[Any, Entry] = {}
-_retired: dict[tuple[Any, ...], int] = {}
 
 
 def attention(
@@ -88,28 +72,39 @@ def attention(
     [B, H, Sq] in float32 (float64 for float64 inputs).  A row without keys gives 0 and -inf.  Inputs are not changed.
     Raises CallError, PolicyError or NoKernelError before anything has run.
     """
-    if is_compiling() and context.generation >= 0:  # reading it makes torch.compile trace again when the policy changes
+    if is_compiling() and local.generation >= 0:  # reading it makes torch.compile trace again when the policy changes
         from .compiled import traced
 
-        given: dict[str, Any] = {n: x for n, x in (("attn_mask", attn_mask), ("scale", scale), ("window", window), ("backend", backend)) if x is not None}
-        return traced(q, k, v, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=enable_gqa, layout=layout,
-                      return_lse=return_lse, role=role, **given)  # fmt: skip
+        given: dict[str, Any] = {"attn_mask": attn_mask, "scale": scale, "window": window, "backend": backend}
+        return traced(
+            q, k, v, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=enable_gqa, layout=layout,
+            return_lse=return_lse, role=role, **{n: x for n, x in given.items() if x is not None},
+        )  # fmt: skip
+    if _any_autocast() and torch.is_autocast_enabled(q.device.type):
+        q, k, v, attn_mask = autocast(q, k, v, attn_mask)
+        with torch.autocast(q.device.type, enabled=False):
+            return attention(
+                q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p, enable_gqa=enable_gqa,
+                window=window, layout=layout, return_lse=return_lse, role=role, backend=backend,
+            )  # fmt: skip
+    grad = is_grad_enabled()
     key: tuple[Any, ...] = (
         q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device,
-        is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad), are_deterministic_algorithms_enabled(),
+        grad and (q.requires_grad or k.requires_grad or v.requires_grad), _deterministic(), _flash_allowed(),
         is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend, current.get(),
     )  # fmt: skip
     if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
         key += (q.stride(), k.stride(), v.stride())
     if attn_mask is not None:
-        key += (attn_mask.shape, attn_mask.dtype, attn_mask.stride(), attn_mask.requires_grad)
+        key += (attn_mask.shape, attn_mask.dtype, attn_mask.stride(), grad and attn_mask.requires_grad)
     try:
         entry = _entries.get(key)
     except TypeError:
         raise _unhashable(scale=scale, dropout_p=dropout_p, window=window, layout=layout, role=role, backend=backend) from None
     if entry is None:
-        entry = _decided(key, q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend)
-    entry.runs += 1
+        decision = decided(q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend)
+        entry = remember(key, decision, runnable(decision, q, k, attn_mask))
+    entry.tally.runs += 1
     return entry.run(q, k, v, attn_mask, None)
 
 
@@ -135,14 +130,25 @@ def attention_varlen(
 
     ``cu_seqlens_*``: int32 [sequences + 1], rising from 0 to Tq and Tk; those of k are those of q where not given.
     ``max_seqlen_*``: the longest sequence; read from ``cu_seqlens`` where not given, which waits for the device.
+    ``cu_seqlens`` are checked at the first call of a signature, on a CPU at every call.  Not for torch.compile.
     Returns [Tq, H, Dv], and with ``return_lse`` the LSE [H, Tq].  All else as ``hal.attention``.
     """
+    if is_compiling():
+        raise CallError("hal.attention_varlen reads its lengths and cannot be traced; call it outside torch.compile")
+    if _any_autocast() and torch.is_autocast_enabled(q.device.type):
+        q, k, v, _ = autocast(q, k, v, None)
+        with torch.autocast(q.device.type, enabled=False):
+            return attention_varlen(
+                q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+                max_seqlen_k=max_seqlen_k, is_causal=is_causal, scale=scale, dropout_p=dropout_p, enable_gqa=enable_gqa,
+                window=window, return_lse=return_lse, role=role, backend=backend,
+            )  # fmt: skip
     cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     max_q = _longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
     max_k = (max_q if cu_seqlens_k is None else _longest(cu_k)) if max_seqlen_k is None else max_seqlen_k
     key = (
-        "varlen", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, q.stride(), k.stride(), v.stride(),
-        is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad), are_deterministic_algorithms_enabled(),
+        "varlen", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, q.stride(), k.stride(), v.stride(),
+        is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad), _deterministic(), _flash_allowed(),
         cu_seqlens_q.shape, cu_k.shape, cu_seqlens_q.dtype, cu_k.dtype, max_q, max_k,
         is_causal, scale, dropout_p, enable_gqa, window, return_lse, role, backend, current.get(),
     )  # fmt: skip
@@ -150,12 +156,20 @@ def attention_varlen(
         entry = _entries.get(key)
     except TypeError:
         raise _unhashable(scale=scale, dropout_p=dropout_p, window=window, role=role, backend=backend) from None
-    if entry is None:
+    if entry is None or q.is_cpu:
         call = varlen_call_of(q, k, v, cu_seqlens_q, cu_k, max_q, max_k, is_causal, scale, dropout_p, enable_gqa, window, return_lse, role)
+    if entry is None:
         decision = decide(call, q.device.type, backend, (q, k, v, None))
-        entry = _remember(key, decision, decision.bind())
-    entry.runs += 1
+        entry = remember(key, decision, runnable(decision, q, k, None))
+    entry.tally.runs += 1
     return entry.run(q, k, v, None, Varlen(cu_seqlens_q, cu_k, max_q, max_k))
+
+
+def autocast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Under torch.autocast attention runs in the autocast dtype, as PyTorch's own does: cast first, then decide."""
+    dtype = torch.get_autocast_dtype(q.device.type)
+    q, k, v = (t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in (q, k, v))
+    return q, k, v, mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
 
 
 def _longest(cu: Tensor) -> int:
@@ -169,7 +183,10 @@ def _unhashable(**arguments: Any) -> CallError:
 
 def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Decision:
     """The Decision that ``hal.attention(q, k, v, **arguments)`` would take; ``print`` it.  Nothing runs."""
-    return _decide(q, k, v, **arguments)
+    mask = arguments.pop("attn_mask", None)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v, mask = autocast(q, k, v, mask)
+    return decided(q, k, v, mask, **arguments)
 
 
 def decide(call: Call, device_type: str, backend: str | None, tensors: tuple[Any, ...] = ()) -> Decision:
@@ -180,7 +197,8 @@ def decide(call: Call, device_type: str, backend: str | None, tensors: tuple[Any
         raise catalog.problems[0].as_error()
     policy = here.policy
     if backend is not None:
-        policy = policy.with_request(Request(catalog.backend_name(backend), "require", f"backend={backend!r} of the call"))
+        asked = Request(catalog.backend_name(backend), "require", f"backend={backend!r} of the call", asked=backend)
+        policy = policy.with_request(asked)
     if here.machine is not None:
         return resolve(call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
     platform = detect.platform_for(device_type)
@@ -189,7 +207,7 @@ def decide(call: Call, device_type: str, backend: str | None, tensors: tuple[Any
     return settle(call, detect.real_machine(platform.name), catalog, policy, tensors)
 
 
-def _decide(
+def decided(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -203,29 +221,24 @@ def _decide(
     return_lse: bool = False,
     role: str = "self",
     backend: str | None = None,
-    compiling: bool = False,
 ) -> Decision:
-    call = call_of(q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, compiling)
-    return decide(call, q.device.type, backend, () if compiling else (q, k, v, attn_mask))
+    """The Decision for these tensors and arguments.  While torch.compile traces, nothing is asked of the tensors."""
+    tracing = is_compiling()
+    call = call_of(q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, tracing)
+    return decide(call, q.device.type, backend, () if tracing else (q, k, v, attn_mask))
 
 
-def _decided(key: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *arguments: Any) -> Entry:
-    decision = _decide(q, k, v, mask, *arguments)
-    return _remember(key, decision, guarded_run(decision, q, k, mask))
-
-
-def guarded_run(decision: Decision, q: Tensor, k: Tensor, mask: Tensor | None) -> Run:
-    """The bound run, with a mask of fewer axes viewed as four, and graph capture watched where the kernel forbids it."""
-    if current.get().machine is not None:
-        try:
-            run = decision.bind()
-        except ImportError as e:
-            raise SimulationError(
-                f"{decision.kernel} was chosen for the simulated machine ({decision.machine.origin}) and is not here: {e}; "
-                "explain inside hal.simulate, run outside"
-            ) from e
-    else:
-        run = decision.bind()
+def runnable(decision: Decision, q: Tensor, k: Tensor, mask: Tensor | None) -> Run:
+    """The bound run, with what only a real call needs: no open conditions, a mask viewed as four axes, graph capture watched."""
+    if decision.chosen and any(r.verdict is None and not r.soft for r in decision.chosen.reasons):
+        open_ones = "; ".join(r.message for r in decision.chosen.reasons)
+        raise NoKernelError(f"whether {decision.kernel} may run this call {open_ones}; give the sizes (static shapes)", decision)
+    run = decision.bind() if current.get().machine is None else _simulated(decision)
+    chosen = decision.chosen
+    assert chosen is not None and chosen.line is not None
+    platform = decision.catalog.platforms[decision.machine.platform]
+    if platform.accelerator and ("graph" not in chosen.line.honours or "key_padding_to_varlen" in decision.fittings):
+        run = _uncaptured(run, platform.capturing, decision)
     if mask is not None and mask.ndim != 4:
         s = 1 if decision.call.layout == "bshd" else 2
         shape = four_axes(mask, q.shape[0], q.shape[s], k.shape[s])
@@ -234,11 +247,47 @@ def guarded_run(decision: Decision, q: Tensor, k: Tensor, mask: Tensor | None) -
     return run
 
 
-def _remember(key: Any, decision: Decision, run: Run) -> Entry:
+def _uncaptured(run: Run, capturing: Any, decision: Decision) -> Run:
+    def watched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, varlen: Varlen | None) -> Any:
+        if capturing() and not decision.call.graph:
+            raise GuardError(
+                f"{decision.kernel} ({', '.join(decision.fittings) or 'no fittings'}) cannot be captured into a graph; "
+                "call hal.explain inside the capture to see what can, and hal.forget() before it"
+            )
+        return run(q, k, v, mask, varlen)
+
+    return watched
+
+
+def _simulated(decision: Decision) -> Run:
+    """A simulated machine's kernel, for where a stand-in of its package is importable here."""
+    what = f"{decision.kernel} was chosen for the simulated machine ({decision.machine.origin}) and cannot run here"
+    try:
+        run = decision.bind()
+    except ImportError as e:
+        raise SimulationError(f"{what}: {e}; explain inside hal.simulate, run outside") from e
+
+    def tried(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, varlen: Varlen | None) -> Any:
+        try:
+            return run(q, k, v, mask, varlen)
+        except NotImplementedError as e:
+            first = str(e).splitlines()[0]
+            raise SimulationError(f"{what}: {first}; explain inside hal.simulate, run outside") from e
+
+    return tried
+
+
+def remember(key: Any, decision: Decision, run: Run) -> Entry:
     if len(_entries) >= LIMIT:
-        _retire()
+        for old in list(_entries)[: LIMIT // 2]:  # the oldest; what is still hot is decided again
+            _entries.pop(old, None)
     entry = _entries[key] = Entry(decision, run)
     return entry
+
+
+def forget() -> None:
+    """Drop every cached decision (a package was installed, a test has changed the machine).  Receipts are kept."""
+    _entries.clear()
 
 
 # ---- bound decisions
@@ -248,79 +297,51 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
     """Decide once for these tensors and arguments (those of ``hal.attention``): a function ``bound(q, k, v, attn_mask=None)``.
 
     It costs a fraction of ``hal.attention``, works inside ``torch.compile(fullgraph=True)``, and raises GuardError for
-    tensors of other shapes, dtype, device or need of gradients.  ``bound.decision`` is its Decision.
+    tensors of other shapes, dtype, device, need of gradients, or rows that are no longer contiguous.  It takes tensors as
+    they are, also under torch.autocast.  ``bound.decision`` is its Decision.
     """
-    decision = _decide(q, k, v, attn_mask, **arguments)
-    run = guarded_run(decision, q, k, attn_mask)
-    entry = _remember(("bound", object()), decision, run)
-    q_shape, k_shape, v_shape, dtype, device, grad = key = _signature(q, k, v)
+    decision = decided(q, k, v, attn_mask, **arguments)
+    run = runnable(decision, q, k, attn_mask)
+    count = tally(decision, current.get().component)
+    q_shape, k_shape, v_shape, dtype, _, _, device, grad, _ = key = _signature(q, k, v)
     mask_key = _mask_signature(attn_mask)
+    rows = decision.facts["contiguous"]
 
     def bound(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Any:
         if (
             q.shape != q_shape or k.shape != k_shape or v.shape != v_shape
-            or q.dtype is not dtype or q.device != device
+            or q.dtype is not dtype or k.dtype is not dtype or v.dtype is not dtype or q.device != device
             or (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) is not grad
+            or (rows and not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()) and not _rows(q, k, v))
             or ((attn_mask is not None or mask_key is not None) and _mask_signature(attn_mask) != mask_key)
         ):  # fmt: skip
             _refuse((*key, mask_key), (*_signature(q, k, v), _mask_signature(attn_mask)))
-        entry.runs += 1
+        count.runs += 1
         return run(q, k, v, attn_mask, None)
 
     bound.decision = decision  # type: ignore[attr-defined]
     return bound
 
 
-_SIGNATURE = ("shape of q", "shape of k", "shape of v", "dtype", "device", "need of gradients", "mask")
+_SIGNATURE = (
+    "shape of q", "shape of k", "shape of v", "dtype of q", "dtype of k", "dtype of v", "device", "need of gradients",
+    "contiguity of rows", "mask",
+)  # fmt: skip
 
 
 def _signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-    return q.shape, k.shape, v.shape, q.dtype, q.device, is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    grad = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, grad, _rows(q, k, v)
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return rows_contiguous(q) and rows_contiguous(k) and rows_contiguous(v)
 
 
 def _mask_signature(mask: Tensor | None) -> Any:
-    return None if mask is None else (mask.shape, mask.dtype, mask.requires_grad)
+    return None if mask is None else (mask.shape, mask.dtype, is_grad_enabled() and mask.requires_grad)
 
 
 def _refuse(asked: tuple[Any, ...], found: tuple[Any, ...]) -> None:
     wrong = [f"the {n} is {b}, bound for {a}" for n, a, b in zip(_SIGNATURE, asked, found) if a != b]
     raise GuardError("; ".join(wrong) + "; bind again for these tensors, or call hal.attention")
-
-
-# ---- receipts
-
-
-def receipts() -> list[Receipt]:
-    """What really ran since the last ``clear_receipts()``, most often first."""
-    total = dict(_retired)
-    for entry in list(_entries.values()):
-        if entry.runs:
-            key = _summary(entry)
-            total[key] = total.get(key, 0) + entry.runs
-    return sorted((Receipt(*(*key, n)) for key, n in total.items()), key=lambda r: -r.runs)
-
-
-def clear_receipts() -> None:
-    """Count from zero again; decisions stay."""
-    _retired.clear()
-    for entry in _entries.values():
-        entry.runs = 0
-
-
-def forget() -> None:
-    """Drop every cached decision (a package was installed, a test has changed the machine).  Receipts are kept."""
-    _retire()
-
-
-def _retire() -> None:
-    for entry in list(_entries.values()):
-        if entry.runs:
-            key = _summary(entry)
-            _retired[key] = _retired.get(key, 0) + entry.runs
-    _entries.clear()
-
-
-def _summary(e: Entry) -> tuple[Any, ...]:
-    d = e.decision
-    quality = d.chosen.backend.quality if d.chosen else ""
-    return e.component, e.role, d.machine.platform, d.call.device, d.backend, d.kernel, quality, d.source, d.fittings, d.warnings

@@ -10,7 +10,7 @@ from typing import Any
 from . import detect, probe
 from .catalog import Catalog
 from .decision import Decision
-from .facts import Call, Machine
+from .facts import Call, Machine, Package
 from .policy import Policy
 from .resolver import resolve
 
@@ -25,11 +25,16 @@ def settle(call: Call, machine: Machine, catalog: Catalog, policy: Policy, tenso
         kernel = decision.chosen.kernel if decision.chosen else None
         if kernel is None:
             return decision
-        unproven = next((n for n in kernel.needs if machine.packages[n.package].state == "found"), None)
+        states = [(n, n.state(machine.packages)) for n in kernel.needs]
+        unproven = next(((n, s) for n, s in states if s and s.state == "found"), None)
         if unproven:
-            state = probe.prove(unproven, machine.packages[unproven.package])
-            detect.learn(unproven.package, state)
-            machine = machine.with_packages({unproven.package: state})
+            needs, before = unproven
+            state = probe.prove(needs, before)
+            shown = {needs.proof: state}
+            if before.version is None and state.version:  # a module without a distribution tells its version itself
+                shown[needs.package] = Package("found", state.version)
+            detect.learn(shown)
+            machine = machine.with_packages(shown)
             continue
         confirm = kernel.confirmer() if tensors else None
         if confirm:

@@ -15,7 +15,19 @@ HALF = {"float16", "bfloat16"}
 FLOATS = {*HALF, "float32"}
 FLASH_SIZES = {32, 64, 96, 128, 160, 192, 224, 256}
 
-TENSOR_CORES = {"sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm107", "sm110", "sm120", "sm121"}  # 8.0 to 12.1
+TENSOR_CORES = {
+    "sm80",
+    "sm86",
+    "sm87",
+    "sm89",
+    "sm90",
+    "sm100",
+    "sm103",
+    "sm107",
+    "sm110",
+    "sm120",
+    "sm121",
+}  # 8.0 to 12.1
 BEFORE = {"sm50", "sm52", "sm53", "sm60", "sm61", "sm62", "sm70", "sm72", "sm75"}
 SMALL = {"sm86", "sm89", "sm120", "sm121"}  # 99 KiB of shared memory for a block
 CDNA = {"gfx90a", "gfx942", "gfx950"}
@@ -90,7 +102,10 @@ EQUAL: Rule = ("equal head dims", lambda f: f.head_dim == f.v_head_dim)
 ROWS: Rule = ("contiguous rows", lambda f: f.q_contiguous and f.k_contiguous and f.v_contiguous)
 TOKENS: Rule = ("tokens on both sides", lambda f: 0 not in [f._facts[k] for k in ("batch", "heads", "q_len", "kv_len")])
 TOP_LEFT: Rule = ("causal only where square", only_if(lambda f: f.causal, lambda f: f.square and not f.varlen))
-SAME_OR_192: Rule = ("equal head dims, or 192 with 128", lambda f: f.head_dim == f.v_head_dim or (f.head_dim, f.v_head_dim) == (192, 128))
+SAME_OR_192: Rule = (
+    "equal head dims, or 192 with 128",
+    lambda f: f.head_dim == f.v_head_dim or (f.head_dim, f.v_head_dim) == (192, 128),
+)
 
 
 def on(platform: str, archs: set[str]) -> Callable[[Facts], bool]:
@@ -111,11 +126,8 @@ def aotriton(f: Facts) -> bool:
     """PyTorch for ROCm: the chips that AOTriton has, the experimental ones by an environment variable."""
     if f.arch in CDNA | {"gfx1100", "gfx1201"}:
         return True
-    try:
-        if f.arch == "gfx1151" and f.from_("aotriton", "0.12"):
-            return True
-    except Unknown:
-        pass
+    if f.arch == "gfx1151" and f.experimental != "1":
+        return f.from_("aotriton", "0.12")
     later = f.arch in {"gfx1102", "gfx1103", "gfx1152", "gfx1153"}
     return f.arch in RDNA and f.experimental == "1" and (not later or f.from_("torch", "2.11"))
 
@@ -147,7 +159,13 @@ def cudnn_sizes(f: Facts) -> bool:
     if (d, v) == (192, 128):
         return hopper_on and f.from_("cudnn", "9.11")
     if max(d, v) > 128:
-        return d % 8 == v % 8 == 0 and max(d, v) <= 256 and hopper_on and f.from_("torch", "2.14") and f.from_("cudnn", "9.22.1")
+        return (
+            d % 8 == v % 8 == 0
+            and max(d, v) <= 256
+            and hopper_on
+            and f.from_("torch", "2.14")
+            and f.from_("cudnn", "9.22.1")
+        )
     return bool(d % 8 == v % 8 == 0)
 
 
@@ -364,7 +382,7 @@ def violations(kernel: str, f: Facts) -> list[str]:
     if kernel not in TORCH_PATHS and kernel not in PACKAGES:
         return [f"{kernel} is not known to the judge"]
     out = [f"{kernel} has no {name}" for name in asked(f) if kernel != "sdpa.math" and kernel not in DOES[name]]
-    for text, holds in (TORCH_PATHS.get(kernel) or PACKAGES.get(kernel) or ()):
+    for text, holds in TORCH_PATHS.get(kernel) or PACKAGES.get(kernel) or ():
         try:
             if not holds(f):
                 out.append(text)
@@ -382,7 +400,9 @@ def better_than_math(f: Facts) -> list[str]:
 
 
 def known(f: Facts) -> bool:
-    return all(x is not None for k, x in f._facts.items() if k not in ("step", "layer", "aotriton", "experimental", "cudnn"))
+    return all(
+        x is not None for k, x in f._facts.items() if k not in ("step", "layer", "aotriton", "experimental", "cudnn")
+    )
 
 
 # ---- which backends automatic choice may take

@@ -104,7 +104,9 @@ def test_no_row_says_at_least() -> None:
         limit_of("arch", ">=sm80")
 
 
-def host(root: Path, torch_build: dict[str, Any], files: Mapping[str, str], modules: tuple[str, ...] = (), **env: str) -> Host:
+def host(
+    root: Path, torch_build: dict[str, Any], files: Mapping[str, str], modules: tuple[str, ...] = (), **env: str
+) -> Host:
     """A machine that is a folder: these files, this torch build, these importable packages."""
     for path, text in files.items():
         (root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)

@@ -107,7 +107,9 @@ def test_a_bias_reaches_the_efficient_operator_aligned(operators: Any) -> None:
     for n in (1, 15, 16, 20):
         q, k, v = (t[:, :n] for t in tensors(2, 20, 2, 64, dtype=torch.bfloat16))
         for mask in (torch.ones(2, 1, n, n, dtype=torch.bool), torch.zeros(1, 1, 1, n, dtype=torch.float32)):
-            bound("sdpa.efficient", q_len=n, mask="bool" if mask.dtype is torch.bool else "additive")(q, k, v, mask, None)
+            bound("sdpa.efficient", q_len=n, mask="bool" if mask.dtype is torch.bool else "additive")(
+                q, k, v, mask, None
+            )
             bias = operators[-1][1][3]
             assert bias.shape == (2, 2, n, n) and bias.dtype is torch.bfloat16 and bias.stride(-1) == 1
             assert all(s % 8 == 0 for s in bias.stride()[:-1]) and bias.storage_offset() % 8 == 0

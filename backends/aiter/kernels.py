@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hal.backends.fa.kernels import flash, functions
 from hal.facts import Call
 from hal.fittings import Run
+from hal.flash import flash, functions
 
 
 def ck(call: Call) -> Run:

@@ -33,7 +33,7 @@ CUDNN = Kernel(
         Rule("causal.square", {"causal": True}, {"q_len": Same("kv_len")},
              note="cuDNN aligns causal calls of unequal lengths at the top left"),
     ),
-    confirm="hal.backends.torch_sdpa.kernels:confirm_cudnn",
+    confirm="hal.backends.torch_cudnn_sdpa.kernels:confirm",
     title="PyTorch's cuDNN path",
 )  # fmt: skip
 

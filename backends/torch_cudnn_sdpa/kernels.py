@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal.backends.torch_sdpa.kernels import additive, assembled, scale_of
 from hal.facts import Call
 from hal.fittings import Run
+from hal.sdpa import additive, assembled, can_use
 
 
 def cudnn(call: Call) -> Run:
-    op, p, scale, lse = torch.ops.aten._scaled_dot_product_cudnn_attention.default, call.dropout, scale_of(call), call.lse
+    op, p, scale, lse = torch.ops.aten._scaled_dot_product_cudnn_attention.default, call.dropout, call.softmax_scale, call.lse
     wanted = bool(lse or call.grad)  # backward needs the statistics as well
 
     def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Any:
@@ -25,3 +25,7 @@ def cudnn(call: Call) -> Run:
         return out[0], stats.squeeze(-1) if stats.ndim == 4 else stats
 
     return assembled(call, dense)
+
+
+def confirm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> str | None:
+    return can_use("cudnn", q, k, v, mask, call)

@@ -58,7 +58,7 @@ STATES = {"usable": "green", "found": "", "absent": "dim"}
 def show_packages(out: Screen, packages: Mapping[str, Package]) -> None:
     out.heading("Packages")
     rows: list[Row] = []
-    for name, p in sorted(packages.items()):
+    for name, p in sorted((n, p) for n, p in packages.items() if ":" not in n):
         rows.append((name, (p.state.replace("_", " "), STATES.get(p.state, "red")), p.version or "", p.note))
     if rows:
         out.table(("package", "state", "version", "note"), rows)

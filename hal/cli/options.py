@@ -106,20 +106,13 @@ def machine_of(catalog: Catalog, on: str | None, with_: tuple[str, ...], without
         if name in VERSION_FACTS:
             software[name] = version
         if name not in VERSION_FACTS or name in catalog.packages:
-            packages[_package(catalog, machine, name)] = version
+            packages[catalog.known_package(name, machine)] = version
     for name in sorted(names(without)):
-        key = _package(catalog, machine, name)
+        key = catalog.known_package(name, machine)
         if key in packages:
             raise PolicyError(f"--with and --without both name {key}")
         packages[key] = None
-    return machine.with_packages(packages).with_software(**software)
-
-
-def _package(catalog: Catalog, machine: Machine, name: str) -> str:
-    key = catalog.package(name)
-    if key not in catalog.packages and key not in machine.packages:
-        raise FactError(unknown("package", name, {*catalog.packages, *machine.packages, "torch", "cudnn", "triton"}))
-    return key
+    return catalog.changed(machine, packages, software)
 
 
 def _check_version(text: str, version: str) -> None:

@@ -102,6 +102,11 @@ class Call:
             raise CallError(f"mask={self.mask} contradicts mask_shape={self.mask_shape}")
         return self
 
+    @property
+    def softmax_scale(self) -> float:
+        """The number, always: a kernel's own default is no part of the call.  head_dim must be known."""
+        return self.head_dim**-0.5 if self.scale == "default" else self.scale  # type: ignore[operator, return-value]
+
     def but(self, **changes: Any) -> Call:
         return replace(self, **changes)
 

@@ -46,9 +46,12 @@ def derive(facts: dict[str, Any]) -> dict[str, Any]:
     # A size that is a symbol under torch.compile is at least 2: it specialises on 0 and 1.
     sizes = (b, h, q, k)
     facts["empty"] = True if 0 in sizes else None if None in sizes and not facts["compile"] else False
-    # PyTorch's math path holds scores and weights at once, in float32 for the half types too.
+    # PyTorch's math path holds scores and weights at once, in float32 for the half types too.  Packed sequences run one
+    # at a time, and only a backward needs the weights of all.
     item = 8 if facts["dtype"] == "float64" else 4
-    facts["math_bytes"] = None if None in sizes else 2 * item * b * h * q * k
+    alone = _all([facts["varlen"], None if facts["grad"] is None else not facts["grad"]])
+    known = None not in sizes and alone is not None
+    facts["math_bytes"] = 2 * item * (min(b, 1) if alone else b) * h * q * k if known else None
     return facts
 
 

@@ -19,8 +19,8 @@ PACKAGE_STATES = (
 
 
 def package_key(name: str) -> str:
-    """``flash-attn`` and ``flash_attn`` are one package."""
-    return re.sub(r"[-_.]+", "_", name.strip()).lower()
+    """``flash-attn`` and ``flash_attn`` are one package; ``package:module.symbol`` is a proof and stays as it is."""
+    return name if ":" in name else re.sub(r"[-_.]+", "_", name.strip()).lower()
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _run(
     }
     _here.stack.append(None)
     try:
-        if torch.compiler.is_compiling() and context.generation >= 0:  # read, so that a new policy traces again
+        if torch.compiler.is_compiling() and context.local.generation >= 0:  # read, so that a new policy traces again
             from .traced import component_attention
 
             given = {name: value for name, value in arguments.items() if value is not None}

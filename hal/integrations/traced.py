@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 from torch._dynamo import nonstrict_trace
 
-from ..compiled import _traceable
+from ..compiled import traceable
 from ..context import component
 
 
 def _component_attention(q: Tensor, k: Tensor, v: Tensor, name: str, arguments: dict[str, Any]) -> Any:
     with component(name):
-        return _traceable(q, k, v, **arguments)
+        return traceable(q, k, v, **arguments)
 
 
 component_attention = nonstrict_trace(_component_attention)

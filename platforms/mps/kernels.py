@@ -36,10 +36,10 @@ def bind_sdpa(call: Call) -> Run:
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-    from hal.backends.torch_sdpa.kernels import looped, scale_of
     from hal.masks import built_mask, rows_without_keys
+    from hal.sdpa import looped
 
-    scale, causal, window = scale_of(call), bool(call.causal), call.window or (-1, -1)
+    scale, causal, window = call.softmax_scale, bool(call.causal), call.window or (-1, -1)
     builds = causal or window != (-1, -1)
 
     def chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, first: int, of: int) -> Tensor:

@@ -54,7 +54,7 @@ MUSA_FA2 = Kernel(
 
 
 def bind_flash(call: Call) -> Run:
-    from hal.backends.fa.kernels import flash, functions
+    from hal.flash import flash, functions
 
     if call.window == (-1, 0):  # the same as causal, which MATE's faster path knows by that name only
         call = call.but(window=(-1, -1), causal=True)

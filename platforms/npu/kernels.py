@@ -63,17 +63,17 @@ def bind_fia(call: Call) -> Run:
     """Masks of FIA are the other way round: True is masked out.  Its mode 3 is causal, aligned at the bottom right."""
     import torch
 
-    from hal.backends.torch_sdpa.kernels import looped
     from hal.masks import built_mask, rows_without_keys
+    from hal.sdpa import looped
 
     fia, lse, causal = operator(), bool(call.lse), bool(call.causal)
+    scale = call.softmax_scale  # FIA's own default is 1
 
     def common(q: Tensor, k: Tensor) -> dict[str, Any]:
-        scale = q.shape[-1] ** -0.5 if call.scale == "default" else call.scale  # FIA's own default is 1
         return {"num_heads": q.shape[1], "num_key_value_heads": k.shape[1], "scale": scale, "softmax_lse_flag": lse}
 
     def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
-        """[B, H, S, D], mask [B or 1, 1, Sq, Sk] with True: attend."""
+        """[B, H, S, D], mask [B or 1, 1, Sq, Sk or 1] with True: attend."""
         sq, sk = q.shape[2], k.shape[2]
         if not q.numel() or not sk:
             out = q.new_zeros(*q.shape[:3], v.shape[3])
@@ -81,7 +81,9 @@ def bind_fia(call: Call) -> Run:
         how: dict[str, Any] = {}
         if causal and mask is not None:
             mask = built_mask(q, k, True, (-1, -1), mask)
-        if mask is not None:  # inner_precise 2 is what rows without keys need; a single query has no such mode
+        if mask is not None:
+            mask = mask.expand(*mask.shape[:3], sk)
+            # inner_precise 2 is what rows without keys need; a single query has no such mode
             how = {"atten_mask": (~mask).contiguous(), "inner_precise": 2 if sq > 1 else 0}
         elif causal and sq > 1:  # one query, at the bottom right, sees every key
             how = {"atten_mask": torch.ones(2048, 2048, dtype=torch.bool, device=q.device).triu(1), "sparse_mode": 3}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hal.backend import Kernel, Needs
@@ -51,21 +53,22 @@ TORCH_FLASH = Kernel(
 )  # fmt: skip
 
 
-def bind_flash(call: Call) -> Run:
-    """It knows packed sequences only; its LSE is (H, T), of a dense call (H, B * Sq)."""
+def function() -> Callable[..., Any]:
     from sgl_kernel.flash_attn import flash_attn_varlen_func
 
-    from hal.backends.fa.kernels import flash
+    packed: Callable[..., Any] = flash_attn_varlen_func
+    return packed
 
-    return flash(call, None, flash_attn_varlen_func, return_softmax_lse=bool(call.lse))
+
+def bind_flash(call: Call) -> Run:
+    """It knows packed sequences only; its LSE is (H, T), of a dense call (H, B * Sq)."""
+    from hal.flash import flash
+
+    return flash(call, None, function(), return_softmax_lse=bool(call.lse))
 
 
 def confirm_flash(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Call) -> str | None:
-    """What no version number tells: rows of 16 bytes, and whether this build writes the LSE that it returns.
-
-    Builds before sgl-kernel-xpu PR#330 return memory that nothing was written to, and those before PR#487 refuse it for
-    causal and windowed calls.  With all-zero inputs the LSE of a query is ln(number of keys that it sees).
-    """
+    """What no version number tells: rows of 16 bytes, and whether this build writes the LSE that it returns."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.data_ptr() % 16 or any(step % 8 for step, n in zip(t.stride()[:-1], t.shape) if n > 1):
             return (
@@ -73,14 +76,29 @@ def confirm_flash(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Call) -> str
             )
     if not call.lse:
         return None
-    zeros = q.new_zeros(1, 3, 1, int(call.head_dim or 64))
-    probe = call.but(varlen=False, heads=1, kv_heads=1, batch=1, q_len=2, kv_len=3, layout="bshd", ring=1)
+    probe = Call(
+        dtype=call.dtype, head_dim=call.head_dim, heads=1, batch=1, q_len=2, kv_len=3, causal=call.causal,
+        window=call.window, scale=call.scale, lse=True,
+    )  # fmt: skip
+    return _lse_refusal(probe, function(), q.dtype, q.device)
+
+
+@cache
+def _lse_refusal(probe: Call, of: Callable[..., Any], dtype: Any, device: Any) -> str | None:
+    """One tiny run for each kind of call and function ``of`` a build; the next calls of that kind are not asked again.
+
+    Builds before sgl-kernel-xpu PR#330 return memory that nothing was written to, and those before PR#487 refuse it for
+    causal and windowed calls.  With all-zero inputs the LSE of a query is ln(number of keys that it sees).
+    """
+    import torch
+
+    zeros = torch.zeros(1, 3, 1, probe.head_dim or 64, dtype=dtype, device=device)
     try:
         stats = bind_flash(probe)(zeros[:, :2], zeros, zeros, None, None)[1]
     except RuntimeError as e:
         return f"this build of sgl-kernel-xpu gives no LSE here: {e}"
-    left, right = call.window or (-1, -1)
-    right = 0 if call.causal else right
+    left, right = probe.window or (-1, -1)
+    right = 0 if probe.causal else right
     seen = [[j for j in range(3) if (left < 0 or j >= i - left) and (right < 0 or j <= i + right)] for i in (1, 2)]
     wanted = [math.log(len(keys)) for keys in seen]
     got = stats.flatten().tolist()

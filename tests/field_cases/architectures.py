@@ -10,6 +10,7 @@ AITER = "amd-aiter==0.1.10"
 XPU = "sgl-kernel==0.11.0"
 CUDNN = "torch_cudnn_sdpa/sdpa.cudnn"
 
+# fmt: off
 CASES = (
     Case(
         "C1",

@@ -8,6 +8,7 @@ from .selection import FA2
 UNDEFINED = "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZNK3c106SymInt6sym_neERKS0_"
 BROKEN = {"flash-attn": {"state": "broken", "version": "2.8.3", "note": UNDEFINED}}
 
+# fmt: off
 CASES = (
     Case(
         "D1",

@@ -13,6 +13,7 @@ TWO_CARDS = {
     "packages": {"flash-attn": "2.8.3"},
 }
 
+# fmt: off
 CASES = (
     Case("golden 1", "Sage 2.2.0 on SM90, automatic", "known bad", later=SAGE),
     Case("golden 2", "the same, required", "refused, or waived by name", later=SAGE),

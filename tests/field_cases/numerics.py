@@ -10,6 +10,7 @@ B4 = {"torch": "2.12.1", "cudnn": "9.19.0.56"}
 B5 = {"torch": "2.11.0", "cudnn": "9.19.0.56"}
 CUDNN = "torch_cudnn_sdpa/sdpa.cudnn"
 
+# fmt: off
 CASES = (
     Case("B1", "Sage 2.2.0 gives artefacts on SM90", "known bad, waived by name", later=SAGE),
     Case("B2", "black images from some models with Sage", "cards say what a model forbids; a guard looks at the first step",

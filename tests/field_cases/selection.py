@@ -9,6 +9,7 @@ FA2, FA3 = "flash-attn==2.8.3", "flash_attn_3==3.0.0"
 LONG = "heads=24,q_len=75600"  # a video's tokens
 POLICY, MODELS, SAGE, SPARSE = "the policy", "model cards", "the Sage backends", "the sparse backends"
 
+# fmt: off
 CASES = (
     Case(
         "A1",

@@ -112,6 +112,26 @@ def test_a_model_compiled_before_is_taken_over_and_given_back(name, zeros):
     torch.testing.assert_close(fast(**arguments)[0], want)
 
 
+class Methods(nn.Module):
+    """Tensor methods that PyTorch writes in Python, around an attention."""
+
+    def forward(self, q):
+        q = q.unflatten(-1, (2, 4)).flatten(-2)
+        first, second = q.split(3, dim=-2)
+        q = torch.cat((first, 1 - second), -2)
+        return F.scaled_dot_product_attention(q, q, q)
+
+
+@torch.no_grad()
+def test_python_methods_of_tensors_trace_inside_an_attention():
+    model, q = Methods(), torch.randn(1, 2, 6, 8)
+    want = model(q)
+    with hal.attach(model):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(q), want)
+    assert runs()
+
+
 class Breaks(nn.Module):
     """A graph break between entering the module and its attention."""
 

@@ -184,6 +184,7 @@ def test_sub_configs_are_set_and_restored():
 
 def test_transformers_registries_are_as_before():
     before = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
+    assert not any("hal" in mapping for mapping in before)
     with hal.attach(tiny.t5()), hal.attach(tiny.clip_text()):
         assert "hal" in AttentionInterface._global_mapping
     assert (dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)) == before

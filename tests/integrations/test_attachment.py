@@ -11,7 +11,12 @@ import torch.nn.functional as F
 from attached import STEPS, runs, sample
 from diffusers import UNet2DConditionModel
 from diffusers.models import attention_dispatch
-from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0, IPAdapterAttnProcessor2_0
+from diffusers.models.attention_processor import (
+    Attention,
+    AttnProcessor,
+    AttnProcessor2_0,
+    IPAdapterAttnProcessor2_0,
+)
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -270,6 +275,7 @@ def test_a_processor_object_that_an_unattached_model_shares_works_as_before(zero
     want = sample("flux", other)
     with hal.attach(pipeline, backend=zeros):
         assert torch.equal(sample("flux", other), want)
+        assert not hal.receipts()
 
 
 class Plain(nn.Module):
@@ -308,6 +314,34 @@ def test_causal_keeps_the_top_left_alignment_of_its_caller(q_len, kv_len):
     want = model(q, k, v, is_causal=True)
     with hal.attach(model):
         torch.testing.assert_close(model(q, k, v, is_causal=True), want)
+
+
+class Outer(nn.Module):
+    """Calls attention itself, and holds a module that does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Plain()
+
+    def forward(self, q):
+        return F.scaled_dot_product_attention(q, q, q) + self.inner(q)
+
+
+def test_a_call_counts_once_even_where_sites_nest_and_the_kernel_is_pytorchs(monkeypatch):
+    from hal.integrations import routing
+
+    roles = []
+
+    def kernel(q, k, v, *, role, layout, **arguments):
+        roles.append(role)
+        return F.scaled_dot_product_attention(q, k, v, **arguments)
+
+    monkeypatch.setattr(routing, "attention", kernel)
+    model, q = Outer(), torch.randn(1, 2, 5, 8)
+    want = model(q)
+    with hal.attach(model):
+        assert torch.equal(model(q), want)
+    assert roles == ["self", "self"]
 
 
 def test_an_exception_inside_leaves_no_trace():
@@ -451,9 +485,32 @@ def test_diffusers_context_parallelism_is_refused():
             )
 
 
-def test_calls_by_diffusers_active_backend_are_reached_only_while_it_is_native():
-    from diffusers.models.attention_processor import Attention
+class Masked:
+    """A processor that passes its mask to diffusers' dispatcher as it is."""
 
+    _attention_backend = None
+
+    def __call__(self, attn, x, encoder_hidden_states=None, attention_mask=None):
+        q = x.unflatten(-1, (2, -1))
+        backend = self._attention_backend
+        return attention_dispatch.dispatch_attention_fn(q, q, q, attn_mask=attention_mask, backend=backend).flatten(2)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("shape", [(3, 5), (5, 5), (3, 1, 1, 5), (1, 2, 5, 5)], ids=str)
+def test_masks_mean_what_they_mean_to_diffusers(shape, additive):
+    model = Attention(query_dim=8, heads=2, dim_head=4, processor=Masked())
+    mask = torch.rand(shape) > 0.4
+    mask[..., 0] = True
+    mask = torch.where(mask, torch.rand(shape), -torch.inf) if additive else mask
+    x = torch.randn(3, 5, 8)
+    want = model(x, attention_mask=mask)
+    with hal.attach(model):
+        torch.testing.assert_close(model(x, attention_mask=mask), want)
+    assert sum(runs().values()) == 1
+
+
+def test_calls_by_diffusers_active_backend_are_reached_only_while_it_is_native():
     class ByActiveBackend:
         def __call__(self, attn, x, encoder_hidden_states=None, attention_mask=None):
             q = attn.to_q(x).unflatten(-1, (attn.heads, -1))

@@ -145,7 +145,7 @@ def run(call: str, q: Any, k: Any, v: Any, mask: Any = None, varlen: Any = None)
     ],
 )
 def test_chunks_give_the_numbers_of_the_whole(sq: int, call: str, options: dict[str, Any]) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     from hal import oracle
 
@@ -157,7 +157,7 @@ def test_chunks_give_the_numbers_of_the_whole(sq: int, call: str, options: dict[
 
 
 def test_no_more_than_128_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     seen: list[int] = []
     true_sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -174,7 +174,7 @@ def test_no_more_than_128_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_fewer_queries_where_128_would_not_fit_a_metal_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     from hal.platforms.mps import kernels
 
@@ -192,7 +192,7 @@ def test_fewer_queries_where_128_would_not_fit_a_metal_buffer(monkeypatch: pytes
 
 
 def test_packed_sequences_and_empty_ones() -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     from hal import oracle
     from hal.fittings import Varlen
@@ -211,7 +211,7 @@ def test_packed_sequences_and_empty_ones() -> None:
 
 
 def test_gradients_flow_through_the_chunks() -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     from hal import oracle
 
@@ -225,7 +225,7 @@ def test_gradients_flow_through_the_chunks() -> None:
 
 
 def test_the_kernel_traces_with_dynamic_lengths() -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     from hal import oracle
     from hal.facts import Call

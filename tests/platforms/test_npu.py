@@ -102,6 +102,7 @@ def test_detection(
 
 
 def test_the_real_devices_come_from_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     from types import SimpleNamespace as New
 
     listed = [
@@ -248,7 +249,7 @@ RECORD = Path(__file__).parent / "signatures" / "torch_npu-2.13.0.json"
 
 def fused_infer(a: dict[str, Any]) -> Any:
     """What the operator's documentation says, computed in float64.  Rows without keys come back as NaN."""
-    import torch
+    torch = pytest.importorskip("torch")
 
     from hal import oracle
 
@@ -304,7 +305,7 @@ def fia(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def tensors(sq: int, sk: int, heads: int = 4, kv_heads: int = 2, d: int = 64) -> Any:
-    import torch
+    torch = pytest.importorskip("torch")
 
     torch.manual_seed(0)
     return [torch.randn(2, n, h, d).bfloat16() for n, h in ((sq, heads), (sk, kv_heads), (sk, kv_heads))]
@@ -318,7 +319,7 @@ def tensors(sq: int, sk: int, heads: int = 4, kv_heads: int = 2, d: int = 64) ->
 def test_what_the_operator_is_called_with_and_what_comes_back(
     fia: Any, sq: int, sk: int, causal: bool, lse: bool, scale: float | None, mask: str
 ) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     import hal
     from hal import oracle
@@ -343,7 +344,7 @@ def test_what_the_operator_is_called_with_and_what_comes_back(
 
 
 def test_no_keys_and_no_queries_call_nothing(fia: Any) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     import hal
 
@@ -372,7 +373,7 @@ def test_no_keys_and_no_queries_call_nothing(fia: Any) -> None:
 def test_packed_sequences(
     fia: Any, d: int, causal: bool, ends_q: list[int], ends_k: list[int], layouts: list[str], lse: bool
 ) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     import hal
     from hal import oracle

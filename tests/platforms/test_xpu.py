@@ -113,6 +113,7 @@ def test_an_unusable_gpu_comes_with_a_fix(tmp_path: Path) -> None:
 
 
 def test_the_real_devices_come_from_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     from types import SimpleNamespace as New
 
     listed = [
@@ -267,7 +268,7 @@ RECORD = Path(__file__).parent / "signatures" / "sgl_kernel_xpu-0.11.0.json"
 
 
 def tensors(layout: str = "bshd", sq: int = 20, sk: int = 33, heads: int = 4, kv_heads: int = 2, d: int = 64) -> Any:
-    import torch
+    torch = pytest.importorskip("torch")
 
     torch.manual_seed(0)
     shapes = [(2, sq, heads, d), (2, sk, kv_heads, d), (2, sk, kv_heads, d)]
@@ -290,7 +291,7 @@ def tensors(layout: str = "bshd", sq: int = 20, sk: int = 33, heads: int = 4, kv
 def test_what_the_package_is_called_with_and_what_comes_back(
     layout: str, arguments: dict[str, Any], bound: dict[str, Any]
 ) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     import hal
     from hal import oracle
@@ -313,7 +314,7 @@ def test_what_the_package_is_called_with_and_what_comes_back(
 
 def test_queries_without_keys_have_no_weight() -> None:
     """The fake writes no LSE for them, as the package does not."""
-    import torch
+    torch = pytest.importorskip("torch")
 
     import hal
     from hal import oracle
@@ -328,7 +329,7 @@ def test_queries_without_keys_have_no_weight() -> None:
 
 
 def test_packed_sequences() -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     import hal
     from hal import oracle
@@ -375,7 +376,7 @@ def test_a_good_build_is_confirmed(call: str) -> None:
 
 def test_a_build_that_writes_no_lse_is_found_out() -> None:
     """sgl-kernel-xpu before PR#330: (out, torch.empty(...))."""
-    import torch
+    torch = pytest.importorskip("torch")
 
     def unwritten(a: dict[str, Any]) -> Any:
         out = torch.zeros_like(a["q"])
@@ -396,7 +397,7 @@ def test_a_build_that_refuses_the_lse_is_told_in_its_own_words() -> None:
 
 
 def test_an_lse_in_base_two_is_found_out() -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     def base_two(a: dict[str, Any]) -> Any:
         n = a["q"].shape[0]
@@ -406,7 +407,7 @@ def test_an_lse_in_base_two_is_found_out() -> None:
 
 
 def test_rows_that_do_not_begin_at_16_bytes_are_refused() -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     q, k, v = tensors()
     odd = torch.randn(2 * 20 * 4 * 65).bfloat16().view(2, 20, 4, 65)[..., :64]
