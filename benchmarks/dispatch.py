@@ -48,7 +48,9 @@ def decisions() -> dict[str, float]:
     bare = catalog.machine("h100")
     full = bare.with_packages({"flash_attn": "2.8.3", "flash_attn_3": "3.0.0", "flash_attn_4": "4.0.0b36"})
     plain = hal.Call.of(dtype="bf16", head_dim=128, heads=24, batch=2, q_len=4096)
-    awkward = plain.but(head_dim=72, v_head_dim=72, kv_heads=8, mask="key_padding", mask_shape="b11k", v_contiguous=False)
+    awkward = plain.but(
+        head_dim=72, v_head_dim=72, kv_heads=8, mask="key_padding", mask_shape="b11k", v_contiguous=False
+    )
     policy = Policy(fit=frozenset({"pad_head_dim"}))
     cases = {
         "chosen": lambda: resolve(plain, bare, catalog),
@@ -68,7 +70,9 @@ def main() -> None:
     report(
         [
             check("cached hal.attention adds, against diffusers' dispatch", added["hal"] / added["diffusers"], 0.6),
-            check("guarded bound decision adds, against diffusers' dispatch", added["bound"] / added["diffusers"], 0.25),
+            check(
+                "guarded bound decision adds, against diffusers' dispatch", added["bound"] / added["diffusers"], 0.25
+            ),
             *(
                 check(f"resolve, {what}{where}", ms[name + where], limit, "ms")
                 for where in ("", ", with packages")

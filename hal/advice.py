@@ -30,7 +30,9 @@ def advice(d: Examination, chosen: Candidate | None, request: Request | None) ->
 
 def _wished(d: Examination, c: Candidate) -> bool:
     """Whether somebody would rather have had this one."""
-    return c.kernel is not None and any(r.mode == "prefer" and r.means(c.backend.name, c.kernel.name) for r in d.policy.requests)
+    return c.kernel is not None and any(
+        r.mode == "prefer" and r.means(c.backend.name, c.kernel.name) for r in d.policy.requests
+    )
 
 
 def _asked(request: Request, c: Candidate) -> bool:

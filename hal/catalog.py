@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,11 @@ from .backend import Backend, Kernel, Needs
 from .errors import DeclarationError, FactError, PlatformError, PolicyError, unknown
 from .facts import CALL_FACTS, Machine
 from .facts.flat import MACHINE_FACTS
-from .facts.packages import package_key
+from .facts.packages import Package, package_key
 from .platform import Platform
 from .plugins import Problem
 from .rows import Prefer, Row
-from .rules import VERSION_FACTS, Limits, Reason, Rule, Test, check, compiled, limit_of
+from .rules import VERSION_FACTS, Limits, Reason, Rule, Test, Verdict, check, compiled, limit_of
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,17 @@ class Line:
         self.honours = kernel.honours - frozenset(row.lacks)
         self.needs = kernel.needs
 
-    def lacks_package(self, packages: Any) -> bool:
+    def lacks_package(self, packages: Mapping[str, Package]) -> bool:
         """Whether a package that the kernel needs is not there: no call can be served then."""
         return any((p := n.state(packages)) is None or not p.available for n in self.needs)
 
-    def reasons(self, facts: dict[str, Any], features: Any, packages: Any, waive: frozenset[str]) -> list[Reason]:
+    def reasons(
+        self,
+        facts: dict[str, Any],
+        features: Iterable[tuple[str, Verdict]],
+        packages: Mapping[str, Package],
+        waive: frozenset[str],
+    ) -> list[Reason]:
         """Every reason against this line; none: supported."""
         out: list[Reason] = []
         for n in self.needs:
@@ -81,7 +87,15 @@ _FEATURE_FIX = {
 
 def _not_honoured(feature: str, sure: bool | None, kernel: str) -> Reason:
     note = f"{feature} is asked for; {kernel} does not honour it" if sure else f"whether {feature} is asked for"
-    return Reason(feature, feature, "asked for", f"not with {kernel}", False if sure else None, _FEATURE_FIX.get(feature, ""), note=note)
+    return Reason(
+        feature,
+        feature,
+        "asked for",
+        f"not with {kernel}",
+        False if sure else None,
+        _FEATURE_FIX.get(feature, ""),
+        note=note,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +106,10 @@ class Catalog:
     backends: Mapping[str, Backend]
     problems: tuple[Problem, ...] = ()
     partial: bool = False  # a plug-in is missing, so what is declared may name a kernel that is not here
-    _lines: dict[tuple[str, str, str], tuple[Line, ...]] = field(default_factory=dict, repr=False)
-    _orders: dict[str, tuple[tuple[Prefer, tuple[Test, ...]], ...]] = field(default_factory=dict, repr=False)
+    _lines: dict[tuple[str, str, str], tuple[Line, ...]] = field(default_factory=dict, init=False, repr=False)
+    _orders: dict[str, tuple[tuple[Prefer, tuple[Test, ...]], ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     # ---- names
 
@@ -149,14 +165,18 @@ class Catalog:
 
     def package(self, name: str) -> str:
         """The key of a package under any of its names (distribution or import name)."""
-        return next((n.package for k in self.kernels.values() for n in k.needs if n.answers_to(name)), package_key(name))
+        return next(
+            (n.package for k in self.kernels.values() for n in k.needs if n.answers_to(name)), package_key(name)
+        )
 
     def changed(self, machine: Machine, packages: Mapping[str, Any], software: Mapping[str, str | None]) -> Machine:
         """The machine with packages set (version, Package, or None: absent) and software versions set.  Raises FactError."""
         for name in software:
             if name not in VERSION_FACTS and name not in machine.software and not name.startswith("env."):
                 raise FactError(unknown("software", name, {*VERSION_FACTS, *machine.software}))
-        return machine.with_packages({self.known_package(n, machine): p for n, p in packages.items()}).with_software(**software)
+        return machine.with_packages({self.known_package(n, machine): p for n, p in packages.items()}).with_software(
+            **software
+        )
 
     def known_package(self, name: str, machine: Machine) -> str:
         """The key of a package that some kernel needs or that the machine has.  Raises FactError."""
@@ -200,7 +220,9 @@ class Catalog:
                 out += read_known_bad(Path(b.known_bad), f"backend {b.name}")
         for bad in out:
             if (extra := sorted(bad.kernels - set(self.kernels))) and not self.partial:
-                raise DeclarationError(f"known-bad {bad.rule.id} of {bad.owner}: " + unknown("kernel", extra[0], self.kernels))
+                raise DeclarationError(
+                    f"known-bad {bad.rule.id} of {bad.owner}: " + unknown("kernel", extra[0], self.kernels)
+                )
         return tuple(out)
 
     def lines(self, platform: str, backend: str, arch: str = "") -> tuple[Line, ...]:
@@ -215,7 +237,9 @@ class Catalog:
         elif key not in self._lines:
             b = self.backends[backend]
             rows = [*self.platforms[platform].support.get(backend, ()), *b.support.get(platform, ())]
-            if self.partial:  # rows may name kernels of a backend that is not here, or that another has taken the place of
+            if (
+                self.partial
+            ):  # rows may name kernels of a backend that is not here, or that another has taken the place of
                 rows = [r for r in rows if isinstance(r.kernel, Kernel) or r.kernel in self.kernels]
             if b.portable and all(r.kernel not in (b.portable, b.portable.name) for r in rows):
                 rows.append(Row(b.portable, tier="portable"))
@@ -232,22 +256,32 @@ class Catalog:
                 yield line
             elif line.row is mine[0] and not any(r.on is None or arch in r.on for r in mine):
                 everywhere = frozenset(a for r in mine for a in r.on or ())
-                yield self._line(platform, line.backend, replace(line.row, on=everywhere, limits={}, rules=(), lacks=()))
+                yield self._line(
+                    platform, line.backend, replace(line.row, on=everywhere, limits={}, rules=(), lacks=())
+                )
 
     def _line(self, platform: str, b: Backend, row: Row) -> Line:
         kernel = row.kernel if isinstance(row.kernel, Kernel) else self.kernels.get(row.kernel)
         if kernel is None:
-            raise DeclarationError(f"platform {platform}, backend {b.name}: " + unknown("kernel", row.kernel, self.kernels))
+            raise DeclarationError(
+                f"platform {platform}, backend {b.name}: " + unknown("kernel", row.kernel, self.kernels)
+            )
         bad = tuple(k.rule for k in self.known_bad if kernel.name in k.kernels and k.platform in ("", platform))
         line = Line(b, kernel, row, bad)
-        for limits in (kernel.limits, row.limits, *(part for r in (*kernel.rules, *row.rules) for part in (r.when, r.require))):
+        for limits in (
+            kernel.limits,
+            row.limits,
+            *(part for r in (*kernel.rules, *row.rules) for part in (r.when, r.require)),
+        ):
             self._check_facts(limits, f"platform {platform}, backend {b.name}, kernel {kernel.name}", platform)
         return line
 
     def _check_facts(self, limits: Limits, where: str, platform: str) -> None:
         for fact in limits:
             if not known_fact(fact) and fact not in self.platforms[platform].software:
-                raise DeclarationError(f"{where}: " + unknown("fact", fact, {*CALL_FACTS, *MACHINE_FACTS, *VERSION_FACTS}))
+                raise DeclarationError(
+                    f"{where}: " + unknown("fact", fact, {*CALL_FACTS, *MACHINE_FACTS, *VERSION_FACTS})
+                )
 
     def order(self, platform: str) -> tuple[tuple[Prefer, tuple[Test, ...]], ...]:
         """The automatic order of a platform, compiled; steps for backends that are not installed are left out."""
@@ -278,7 +312,9 @@ def read_known_bad(path: Path, owner: str, platform: str = "") -> list[KnownBad]
     for entry in tomllib.loads(path.read_text("utf-8")).get("rule", []):
         known = {"id", "kernels", "when", "require", "effect", "note", "fix", "citation", "waiver"}
         if extra := sorted(set(entry) - known):
-            raise DeclarationError(f"{path.name} of {owner}, rule {entry.get('id')}: " + unknown("key", extra[0], known))
+            raise DeclarationError(
+                f"{path.name} of {owner}, rule {entry.get('id')}: " + unknown("key", extra[0], known)
+            )
         for fact in (*entry.get("when", ()), *entry.get("require", ())):
             if not known_fact(fact):
                 facts = {*CALL_FACTS, *MACHINE_FACTS, *VERSION_FACTS}

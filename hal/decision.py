@@ -52,13 +52,17 @@ class Decision(Examination):
         for rule in self.chosen.line.warnings:
             if rule.waiver not in self.policy.waive:
                 rule.check(facts, noted)
-        out += [f"{r.id}: {r.message}" + (f" ({r.citation})" if r.citation else "") for r in noted if r.verdict is False]
+        out += [
+            f"{r.id}: {r.message}" + (f" ({r.citation})" if r.citation else "") for r in noted if r.verdict is False
+        ]
         kernels = {k.name.partition(".")[0] for k in self.chosen.backend.kernels}
         asked = self.request.asked.lower() if self.request else ""
         if asked in kernels and self.kernel and self.kernel.partition(".")[0] != asked:
             out.append(f"kernel.generation: {asked} was asked for; {self.kernel} is what fits here")
         if self.chosen.line.row.tier == "portable" and not (self.request and self.request.kernel):
-            out.append(f"tier.portable: no kernel that {self.backend} has for this device fits; its portable form runs, {self.kernel}")
+            out.append(
+                f"tier.portable: no kernel that {self.backend} has for this device fits; its portable form runs, {self.kernel}"
+            )
         return tuple(out)
 
     @property

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class HalError(Exception):
-    """Everything that hal raises on purpose.  Nothing has run when it is raised."""
+    """Everything that hal raises on purpose: before anything runs, but for a package that breaks its own contract."""
 
 
 class FactError(HalError, ValueError):

@@ -95,7 +95,9 @@ class Examination:
         reasons = line.reasons(self.facts, self.features, packages, policy.waive)
         forbidden = policy.forbids(line.backend.name, line.kernel.name)
         if forbidden:
-            reasons.append(Reason("policy.forbid", "policy", f"forbidden by {forbidden.source}", "what the policy allows"))
+            reasons.append(
+                Reason("policy.forbid", "policy", f"forbidden by {forbidden.source}", "what the policy allows")
+            )
         if any(r.verdict is False for r in reasons):
             fitted = self._fit(line, reasons)
             if fitted:

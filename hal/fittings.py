@@ -196,7 +196,11 @@ def fix(r: Reason) -> str:
         return r.fix
     if r.id == "dtype":
         return f"cast q, k and v to {show(r.allowed)}"
-    if r.id in FITTINGS["pad_head_dim"].mends and isinstance(r.observed, int) and (n := next_allowed(r.allowed, r.observed)):
+    if (
+        r.id in FITTINGS["pad_head_dim"].mends
+        and isinstance(r.observed, int)
+        and (n := next_allowed(r.allowed, r.observed))
+    ):
         return f"pad {r.fact} {r.observed} to {n} (--fit pad_head_dim)"
     if r.id == "package.version":
         return f"install {r.fact.removeprefix('pkg.')} {show(r.allowed)}"

@@ -82,6 +82,30 @@ class Host:
             os.path.isdir(os.path.join(p, module)) or os.path.isfile(os.path.join(p, module + ".py")) for p in self.path
         )
 
+    def version(self, *distributions: str) -> str | None:
+        """The version of the first of these distributions that is installed in this Python."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        for name in distributions:
+            try:
+                return version(name)
+            except PackageNotFoundError:
+                continue
+        return None
+
+    @property
+    def torch_words(self) -> str:
+        """A sentence: whether torch is installed, and for which GPUs it is built."""
+        build = self.torch_build
+        if not build:
+            return "torch is not installed"
+        kinds = [
+            f"{name} {build[key]}"
+            for key, name in (("cuda", "CUDA"), ("hip", "ROCm"), ("xpu", "XPU"))
+            if build.get(key)
+        ]
+        return f"torch {build['version']} is built for {', '.join(kinds) or 'no NVIDIA, AMD or Intel GPU'}"
+
     @cached_property
     def torch_build(self) -> dict[str, str | None]:
         """The installed torch build, read from its ``version.py``: version, cuda, hip, xpu.  Empty without torch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +13,7 @@ from .errors import DeclarationError
 from .facts.flat import FEATURES
 from .facts.packages import Package, package_key
 from .fittings import FITTINGS
-from .rules import Limits, Reason, Rule, Versions, check, compiled
+from .rules import Limits, Reason, Rule, Test, Versions, check, compiled
 
 LAYOUTS = ("bshd", "bhsd", "any")
 
@@ -35,7 +36,10 @@ class Needs:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "package", package_key(self.package))
-        object.__setattr__(self, "_tests", compiled({f"pkg.{self.package}": Versions(self.versions)}))
+
+    @cached_property
+    def _tests(self) -> tuple[Test, ...]:
+        return compiled({f"pkg.{self.package}": Versions(self.versions)})
 
     @property
     def proof(self) -> str:
@@ -52,11 +56,13 @@ class Needs:
             note = f"{self.package} is {state.replace('_', ' ')}" + (f": {p.note}" if p and p.note else "")
             wanted = f"{self.module}.{self.symbol}" if self.symbol else self.module
             # A package that worked once mostly breaks by an upgrade of torch: its binary is for the old one.
-            fix = ": ".join(filter(None, (f"reinstall {self.package} for the installed torch" * (state == "broken"), self.install)))
+            fix = ": ".join(
+                filter(None, (f"reinstall {self.package} for the installed torch" * (state == "broken"), self.install))
+            )
             out.append(Reason(f"package.{state}", f"pkg.{self.package}", state, wanted, False, fix, note=note))
         elif self.versions:
             found: list[Reason] = []
-            check(self._tests, facts, found)  # type: ignore[attr-defined]
+            check(self._tests, facts, found)
             out += [r._replace(id="package.version", fix=self.install) for r in found]
 
     def answers_to(self, name: str) -> bool:
@@ -87,9 +93,14 @@ class Kernel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "honours", frozenset(self.honours))
-        for what, given, known in (("honours", self.honours, FEATURES), ("fittings", self.fittings, frozenset(FITTINGS))):
+        for what, given, known in (
+            ("honours", self.honours, FEATURES),
+            ("fittings", self.fittings, frozenset(FITTINGS)),
+        ):
             if extra := sorted(set(given) - known):
-                raise DeclarationError(f"kernel {self.name}: {what} {', '.join(extra)}; known: {', '.join(sorted(known))}")
+                raise DeclarationError(
+                    f"kernel {self.name}: {what} {', '.join(extra)}; known: {', '.join(sorted(known))}"
+                )
         if self.layout not in LAYOUTS:
             raise DeclarationError(f"kernel {self.name}: layout {self.layout!r}; allowed: {', '.join(LAYOUTS)}")
         if "arch" in self.limits or "platform" in self.limits:

@@ -7,7 +7,13 @@ from torch import Tensor
 
 
 def built_mask(
-    q: Tensor, k: Tensor, causal: bool, window: tuple[int, int], mask: Tensor | None, first: int = 0, of: int | None = None
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    window: tuple[int, int],
+    mask: Tensor | None,
+    first: int = 0,
+    of: int | None = None,
 ) -> Tensor:
     """Causality and window over [Sq, Sk], with the caller's mask if there is one: bool, or additive where that was.
 

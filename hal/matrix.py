@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .catalog import Catalog, Line
 from .platform import Platform
 from .rows import TIERS
-from .rules import OneOf, plain, show
+from .rules import OneOf, meeting, plain, show
 
 DTYPE_ORDER = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
 
@@ -71,9 +71,7 @@ def _entry(platform: Platform, line: Line) -> Entry:
 
 
 def _allowed(x: str, *limits: Any) -> bool:
-    from .rules import compiled
-
-    return all(t.meets(x, {}) is not False for limit in limits if limit is not None for t in compiled({"": limit}))
+    return all(meeting(limit)(x, {}) is not False for limit in limits if limit is not None)
 
 
 def _both(a: Any, b: Any) -> str | None:

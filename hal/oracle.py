@@ -62,7 +62,9 @@ def _attention(
     return (out.transpose(1, 2) if layout == "bshd" else out), lse
 
 
-def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **arguments: Any
+) -> tuple[Tensor, Tensor]:
     """(out [Tq, H, Dv], LSE [H, Tq]) of packed sequences, one at a time."""
     outs, stats = [], []
     for i in range(cu_q.numel() - 1):

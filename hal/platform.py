@@ -140,7 +140,7 @@ class Platform:
         return self._part("detection").detect(self, host)
 
     def machine(self, host: Host) -> Machine:
-        """The devices and the software that are really here.  May import torch; makes no device context."""
+        """The devices and the software that are really here.  Imports torch, and may create a device context."""
         return self._part("detection").machine(self, host)
 
     def module(self) -> Any:

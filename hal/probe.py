@@ -44,7 +44,9 @@ def look(needs: Needs) -> Package:
             return Package("wrong_distribution", None, f"the module {top!r} here is of the distribution {others[0]!r}")
         if place == "namespace":
             owner = f" (of {others[0]})" if others else ""
-            return Package("missing_symbol", None, f"{needs.module!r} is only a namespace here{owner}, without {needs.symbol}")
+            return Package(
+                "missing_symbol", None, f"{needs.module!r} is only a namespace here{owner}, without {needs.symbol}"
+            )
     elif place is None:
         return Package("missing_symbol", version, f"{needs.package} {version} has no module {needs.module!r}")
     return Package("found", version)

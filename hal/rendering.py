@@ -25,7 +25,9 @@ def details(d: Decision) -> list[str]:
     """Call, fittings, warnings and error, a line each."""
     out = [f"call: {d.call or 'plain'}"]
     for (fitting, change), before in zip(d.chosen.fittings if d.chosen else (), d.fitted):
-        said = ", ".join(f"{k} {show(getattr(before, k))} -> {show(x)}" for k, x in change.items() if hasattr(before, k))
+        said = ", ".join(
+            f"{k} {show(getattr(before, k))} -> {show(x)}" for k, x in change.items() if hasattr(before, k)
+        )
         out.append(f"fitting {fitting.name}: {fitting.title} ({said})")
     out += [f"warning {w}" for w in d.warnings]
     return out

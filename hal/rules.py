@@ -109,10 +109,10 @@ class Versions(Spec):
 class OneOf(Spec):
     def __init__(self, *limits: Any):
         self.limits = limits
-        self._tests = [compiled({"": limit})[0] for limit in limits]
+        self._tests = [meeting(limit) for limit in limits]
 
     def meets(self, x: Any, facts: Facts) -> Verdict:
-        answers = [t.meets(x, facts) for t in self._tests]
+        answers = [meets(x, facts) for meets in self._tests]
         return True if True in answers else None if None in answers else False
 
     def __str__(self) -> str:
@@ -122,10 +122,10 @@ class OneOf(Spec):
 class Not(Spec):
     def __init__(self, limit: Any):
         self.limit = limit
-        self._test = compiled({"": limit})[0]
+        self._test = meeting(limit)
 
     def meets(self, x: Any, facts: Facts) -> Verdict:
-        v = self._test.meets(x, facts)
+        v = self._test(x, facts)
         return None if v is None else not v
 
     def __str__(self) -> str:
@@ -220,10 +220,10 @@ class Test(NamedTuple):
 
 def compiled(limits: Limits) -> tuple[Test, ...]:
     """Done once per declaration, so that a check is one lookup and one call per fact."""
-    return tuple(Test(f, limit, _meets(limit)) for f, limit in limits.items())
+    return tuple(Test(f, limit, meeting(limit)) for f, limit in limits.items())
 
 
-def _meets(limit: Any) -> Callable[[Any, Facts], Verdict]:
+def meeting(limit: Any) -> Callable[[Any, Facts], Verdict]:
     if isinstance(limit, Spec):
         return limit.meets
     if isinstance(limit, (set, frozenset, range)):

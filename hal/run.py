@@ -100,9 +100,13 @@ def attention(
     try:
         entry = _entries.get(key)
     except TypeError:
-        raise _unhashable(scale=scale, dropout_p=dropout_p, window=window, layout=layout, role=role, backend=backend) from None
+        raise _unhashable(
+            scale=scale, dropout_p=dropout_p, window=window, layout=layout, role=role, backend=backend
+        ) from None
     if entry is None:
-        decision = decided(q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend)
+        decision = decided(
+            q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend
+        )
         entry = remember(key, decision, runnable(decision, q, k, attn_mask))
     entry.tally.runs += 1
     return entry.run(q, k, v, attn_mask, None)
@@ -157,7 +161,9 @@ def attention_varlen(
     except TypeError:
         raise _unhashable(scale=scale, dropout_p=dropout_p, window=window, role=role, backend=backend) from None
     if entry is None or q.is_cpu:
-        call = varlen_call_of(q, k, v, cu_seqlens_q, cu_k, max_q, max_k, is_causal, scale, dropout_p, enable_gqa, window, return_lse, role)
+        call = varlen_call_of(
+            q, k, v, cu_seqlens_q, cu_k, max_q, max_k, is_causal, scale, dropout_p, enable_gqa, window, return_lse, role
+        )
     if entry is None:
         decision = decide(call, q.device.type, backend, (q, k, v, None))
         entry = remember(key, decision, runnable(decision, q, k, None))
@@ -224,7 +230,9 @@ def decided(
 ) -> Decision:
     """The Decision for these tensors and arguments.  While torch.compile traces, nothing is asked of the tensors."""
     tracing = is_compiling()
-    call = call_of(q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, tracing)
+    call = call_of(
+        q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, tracing
+    )
     return decide(call, q.device.type, backend, () if tracing else (q, k, v, attn_mask))
 
 
@@ -232,7 +240,9 @@ def runnable(decision: Decision, q: Tensor, k: Tensor, mask: Tensor | None) -> R
     """The bound run, with what only a real call needs: no open conditions, a mask viewed as four axes, graph capture watched."""
     if decision.chosen and any(r.verdict is None and not r.soft for r in decision.chosen.reasons):
         open_ones = "; ".join(r.message for r in decision.chosen.reasons)
-        raise NoKernelError(f"whether {decision.kernel} may run this call {open_ones}; give the sizes (static shapes)", decision)
+        raise NoKernelError(
+            f"whether {decision.kernel} may run this call {open_ones}; give the sizes (static shapes)", decision
+        )
     run = decision.bind() if current.get().machine is None else _simulated(decision)
     chosen = decision.chosen
     assert chosen is not None and chosen.line is not None

@@ -11,7 +11,9 @@ from torch import Tensor
 from .errors import CallError, unknown
 from .facts import Call
 
-DTYPE_NAMES = {getattr(torch, n): n for n in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")}
+DTYPE_NAMES = {
+    getattr(torch, n): n for n in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+}
 AXES = {"bshd": (1, 2), "bhsd": (2, 1)}  # layout -> (sequence axis, head axis)
 
 
@@ -40,7 +42,9 @@ def call_of(
         raise CallError(unknown("layout", layout, AXES))
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.ndim != 4:
-            raise CallError(f"{name} has shape {tuple(t.shape)}; hal.attention takes four axes, {' '.join(layout.upper())}")
+            raise CallError(
+                f"{name} has shape {tuple(t.shape)}; hal.attention takes four axes, {' '.join(layout.upper())}"
+            )
     s, h = AXES[layout]
     _same_batch(q, k, v, layout)
     if not compiling and k.shape[s] != v.shape[s]:
@@ -80,12 +84,16 @@ def varlen_call_of(
     """The Call of packed sequences [T, H, D].  Raises CallError."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.ndim != 3:
-            raise CallError(f"{name} has shape {tuple(t.shape)}; hal.attention_varlen takes packed [tokens, heads, head_dim]")
+            raise CallError(
+                f"{name} has shape {tuple(t.shape)}; hal.attention_varlen takes packed [tokens, heads, head_dim]"
+            )
     if k.shape[0] != v.shape[0]:
         raise CallError(f"k has {k.shape[0]} packed tokens and v {v.shape[0]}; they must be equal")
     for name, cu, t in (("cu_seqlens_q", cu_q, q), ("cu_seqlens_k", cu_k, k)):
         if cu.ndim != 1 or cu.dtype != torch.int32 or cu.numel() < 1:
-            raise CallError(f"{name} is {cu.dtype} of shape {tuple(cu.shape)}; it must be int32 of shape [sequences + 1]")
+            raise CallError(
+                f"{name} is {cu.dtype} of shape {tuple(cu.shape)}; it must be int32 of shape [sequences + 1]"
+            )
         lengths = cu.diff()
         if int(cu[0]) != 0 or int(cu[-1]) != t.shape[0] or bool((lengths < 0).any()):
             raise CallError(f"{name} must rise from 0 to the {t.shape[0]} packed tokens; it is {cu.tolist()[:16]}")
@@ -115,7 +123,9 @@ def _common(
         raise CallError(f"k has {kv_heads} heads and v {v.shape[h]}; they must be equal")
     if heads != kv_heads:
         if not gqa:
-            raise CallError(f"q has {heads} heads and k {kv_heads}; pass enable_gqa=True if that is meant, or check layout=")
+            raise CallError(
+                f"q has {heads} heads and k {kv_heads}; pass enable_gqa=True if that is meant, or check layout="
+            )
         if not kv_heads or heads % kv_heads:
             raise CallError(f"{heads} query heads are no multiple of {kv_heads} key heads")
     if not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:

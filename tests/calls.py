@@ -64,11 +64,17 @@ def mask_of(letters: str, b: int, h: int, q: int, k: int, kind: str, dtype: torc
     keep = torch.rand(shape, generator=g) < 0.6
     if kind == "bool":
         return keep
-    return torch.randn(shape, generator=g).masked_fill(~keep & (torch.rand(shape, generator=g) < 0.7), -torch.inf).to(dtype)
+    return (
+        torch.randn(shape, generator=g)
+        .masked_fill(~keep & (torch.rand(shape, generator=g) < 0.7), -torch.inf)
+        .to(dtype)
+    )
 
 
 @st.composite
-def calls(draw: Any, dtypes: Any = tuple(TOLERANCE), masks: Any = MASKS, lse: bool | None = None, equal_dims: bool = False) -> Drawn:
+def calls(
+    draw: Any, dtypes: Any = tuple(TOLERANCE), masks: Any = MASKS, lse: bool | None = None, equal_dims: bool = False
+) -> Drawn:
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     dtype, layout = draw(st.sampled_from(dtypes)), draw(st.sampled_from(("bshd", "bhsd")))
     b, kv_heads, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 1, 2, 3)))
@@ -96,7 +102,14 @@ def calls(draw: Any, dtypes: Any = tuple(TOLERANCE), masks: Any = MASKS, lse: bo
             letters = "11qk"
         of = draw(st.sampled_from((dtype, torch.float32)))
         arguments["attn_mask"] = mask_of(letters, b, heads, q_len, kv_len, kind, of, g)
-    how = {"dtype": dtype, "q": tuple(q.shape), "k": tuple(k.shape), "v": tuple(v.shape), "strides": hows, "mask": (kind, letters)}
+    how = {
+        "dtype": dtype,
+        "q": tuple(q.shape),
+        "k": tuple(k.shape),
+        "v": tuple(v.shape),
+        "strides": hows,
+        "mask": (kind, letters),
+    }
     return Drawn(q, k, v, arguments, {**how, **{n: x for n, x in arguments.items() if n != "attn_mask"}})
 
 

@@ -52,7 +52,9 @@ def distribution(tmp_path: Path) -> Callable[..., Path]:
         info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        groups = [f"[hal.{group}]\n" + "".join(f"{k} = {x}\n" for k, x in point.items()) for group, point in points.items()]
+        groups = [
+            f"[hal.{group}]\n" + "".join(f"{k} = {x}\n" for k, x in point.items()) for group, point in points.items()
+        ]
         (info / "entry_points.txt").write_text("\n".join(groups))
         for file, text in (files or {}).items():
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,9 @@ def test_every_argument_means_the_same_when_compiled(arguments):
         q, k, v = (x().transpose(1, 2) for _ in range(3))
     else:
         q, k, v = x(), x(), x()
-    f = compiled(lambda q, k, v, mask: hal.attention(q, k, v, **{**given, **({"attn_mask": mask} if mask is not None else {})}))
+    f = compiled(
+        lambda q, k, v, mask: hal.attention(q, k, v, **{**given, **({"attn_mask": mask} if mask is not None else {})})
+    )
     want, _ = oracle.attention(q, k, v, **{n: a for n, a in arguments.items() if n != "role"})
     close(f(q, k, v, given.get("attn_mask")), want, 2e-5)
     assert traces() >= 1
@@ -109,7 +111,9 @@ def test_a_refusal_is_told_while_tracing():
     while cause is not None:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    assert any(isinstance(c, NoKernelError) and "asked for by the test, cannot serve this call" in str(c) for c in causes)
+    assert any(
+        isinstance(c, NoKernelError) and "asked for by the test, cannot serve this call" in str(c) for c in causes
+    )
 
 
 def test_a_bound_decision_traces_as_it_is():

@@ -16,7 +16,11 @@ def made(name, accelerator=True, device_type=None, says="absent"):
             raise says
         return Detection(name, says, (f"{name} is {says}",)) if says in STATES else says
 
-    kind = type(name, (Platform,), {"name": name, "device_type": device_type or name, "accelerator": accelerator, "detect": detection})
+    kind = type(
+        name,
+        (Platform,),
+        {"name": name, "device_type": device_type or name, "accelerator": accelerator, "detect": detection},
+    )
     return kind()
 
 
@@ -24,7 +28,10 @@ def chosen(*platforms, theirs=(), monkeypatch=None, **env):
     """The name that is chosen among these; ``theirs`` come from another distribution, vendor-x."""
     everyone = {p.name: p for p in (*platforms, made("cpu", accelerator=False, says="present"))}
     if monkeypatch:
-        points = [plugins.EntryPoint("hal.platforms", n, f"x:{n}", "vendor-x" if n in theirs else plugins.OURS) for n in everyone]
+        points = [
+            plugins.EntryPoint("hal.platforms", n, f"x:{n}", "vendor-x" if n in theirs else plugins.OURS)
+            for n in everyone
+        ]
         monkeypatch.setattr(plugins, "entry_points", lambda: points)
     host, raised = Host(env=env), {}
     return detect.choose(everyone, detect.detections(everyone, host, raised), host, raised)
@@ -48,7 +55,9 @@ def test_the_environment_chooses():
     two = made("a", says="present"), made("b", says="present")
     assert chosen(*two, HAL_PLATFORM="b") == "b"
     assert chosen(*two, HAL_PLATFORM=" CPU ") == "cpu"
-    with pytest.raises(PlatformError, match=r"unknown platform in HAL_PLATFORM 'cup'; did you mean 'cpu'\? \(known: a, b, cpu\)"):
+    with pytest.raises(
+        PlatformError, match=r"unknown platform in HAL_PLATFORM 'cup'; did you mean 'cpu'\? \(known: a, b, cpu\)"
+    ):
         chosen(*two, HAL_PLATFORM="cup")
 
 
@@ -59,9 +68,14 @@ def test_a_vendors_own_platform_goes_before_ours_and_two_of_them_are_an_error(mo
         chosen(ours, x, y, theirs={"x", "y"}, monkeypatch=monkeypatch)
 
 
-@pytest.mark.parametrize("says", [RuntimeError("no driver"), OSError("libx.so"), SystemExit(3), None, "present, I think"], ids=repr)
+@pytest.mark.parametrize(
+    "says", [RuntimeError("no driver"), OSError("libx.so"), SystemExit(3), None, "present, I think"], ids=repr
+)
 def test_a_vendors_detection_that_fails_is_an_error_that_names_its_distribution(monkeypatch, says):
-    with pytest.raises(PluginError, match="platform 'x' of the distribution 'vendor-x' failed: .*--ignore-plugin x or HAL_IGNORE_PLUGIN=x") as e:
+    with pytest.raises(
+        PluginError,
+        match="platform 'x' of the distribution 'vendor-x' failed: .*--ignore-plugin x or HAL_IGNORE_PLUGIN=x",
+    ) as e:
         chosen(made("x", says=says), theirs={"x"}, monkeypatch=monkeypatch)
     assert e.value.__cause__ is says or isinstance(e.value.__cause__, TypeError)
 
@@ -92,10 +106,15 @@ def test_a_tensors_device_type_selects_the_platform(monkeypatch):
     cuda, rocm, cpu = made("cuda"), made("rocm", device_type="cuda"), made("cpu", accelerator=False)
     everyone = {p.name: p for p in (cuda, rocm, cpu)}
     for here in (cuda, rocm):
-        monkeypatch.setattr(detect, "_detected", type("D", (), {"platforms": everyone, "name": here.name, "error": None})())
+        monkeypatch.setattr(
+            detect, "_detected", type("D", (), {"platforms": everyone, "name": here.name, "error": None, "detections": ()})()
+        )
         assert detect.platform_for("cuda") is here
         assert detect.platform_for("cpu") is cpu
-    with pytest.raises(PlatformError, match=r"no platform serves tensors on 'tpu'; installed: cuda \(cuda\), rocm \(cuda\), cpu \(cpu\)"):
+    with pytest.raises(
+        PlatformError,
+        match=r"no platform serves tensors on 'tpu'; installed: cuda \(cuda\), rocm \(cuda\), cpu \(cpu\)",
+    ):
         detect.platform_for("tpu")
 
 
@@ -129,7 +148,12 @@ xpu: Optional[str] = None
 def test_a_build_of_torch_is_known_without_importing_it(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text(BUILD)
-    assert Host(path=[str(tmp_path / "none"), str(tmp_path)]).torch_build == {"version": "2.13.0+cu130", "cuda": "13.0", "hip": None, "xpu": None}
+    assert Host(path=[str(tmp_path / "none"), str(tmp_path)]).torch_build == {
+        "version": "2.13.0+cu130",
+        "cuda": "13.0",
+        "hip": None,
+        "xpu": None,
+    }
     assert Host(path=[str(tmp_path / "none")]).torch_build == {}
 
 

@@ -170,7 +170,10 @@ def valid(d: Decision) -> dict[str, Any]:
 def test_automatic_choice_always_finds_a_kernel_that_may_run(case: tuple[Machine, Call]) -> None:
     machine, call = case
     d = resolve(call, machine, CATALOG)
-    assert d.chosen is not None, d.error
+    if d.chosen is None:  # PyTorch's own paths read the lengths of packed sequences, which no captured graph can
+        assert call.varlen is not False and call.graph is not False, d.error
+        assert "varlen.graph" in (d.error or "")
+        return
     assert d.chosen.backend.quality == "exact"
     assert "pad_head_dim" not in d.fittings
     seen = facts(machine, call, d.fittings)
@@ -269,4 +272,5 @@ def test_the_judge_lets_a_plain_call_pass(kernel: str) -> None:
 def test_the_judge_knows_every_kernel_and_nothing_of_hal() -> None:
     assert set(CATALOG.kernels) == {*judge.TORCH_PATHS, *judge.PACKAGES}
     text = Path(judge.__file__).read_text("utf-8")
-    assert "import hal" not in text and "from hal" not in text
+    for file in Path(judge.__file__).parent.glob("*.py"):
+        assert "import hal" not in (text := file.read_text("utf-8")) and "from hal" not in text

@@ -33,7 +33,10 @@ REFUSES = {
     "mask_shape": (FEATURES, {"mask_shape": SHAPES}),
     "pad_head_dim": (FEATURES, {"head_dim": PADDED, "v_head_dim": Same("head_dim")}),
 }
-ALL = (FEATURES - {"gqa", "mask.key_padding"}, {n: x for _, limits in REFUSES.values() for n, x in limits.items() if n != "mask_shape"})
+ALL = (
+    FEATURES - {"gqa", "mask.key_padding"},
+    {n: x for _, limits in REFUSES.values() for n, x in limits.items() if n != "mask_shape"},
+)
 
 
 def test_every_fitting_is_tried_here():
@@ -58,7 +61,11 @@ def strict(refuses, layout):
             if "pad_head_dim" in refuses:
                 assert q.shape[-1] == v.shape[-1] and (q.shape[-1] in (32, 64) or q.shape[-1] % 48 == 0)
             assert (varlen is not None) == call.varlen and q.shape[-1] == call.head_dim
-            means = {"is_causal": call.causal, "scale": None if call.scale == "default" else call.scale, "window": call.window}
+            means = {
+                "is_causal": call.causal,
+                "scale": None if call.scale == "default" else call.scale,
+                "window": call.window,
+            }
             if varlen:
                 assert int(varlen.cu_k.diff().max()) <= varlen.max_k and int(varlen.cu_q.diff().max()) <= varlen.max_q
                 out, lse = oracle.attention_varlen(q, k, v, varlen.cu_q, varlen.cu_k, **means)
@@ -81,7 +88,20 @@ def catalog(kernel):
 def decision(drawn, refuses, layout, grad, fit):
     a = drawn.arguments
     with torch.set_grad_enabled(grad):
-        call = call_of(drawn.q, drawn.k, drawn.v, drawn.mask, a["is_causal"], a["scale"], 0.0, True, a["window"], a["layout"], a["return_lse"], "self")
+        call = call_of(
+            drawn.q,
+            drawn.k,
+            drawn.v,
+            drawn.mask,
+            a["is_causal"],
+            a["scale"],
+            0.0,
+            True,
+            a["window"],
+            a["layout"],
+            a["return_lse"],
+            "self",
+        )
     return resolve(call, MACHINE, catalog(strict(refuses, layout)), Policy(fit=frozenset(fit)))
 
 
@@ -106,7 +126,10 @@ def run_both(drawn, d, grad):
         some = 0.0 if s is None else (s.masked_fill(s == -torch.inf, 0.0).double() * lse_weight).sum()
         return (o.double() * weight).sum() + some
 
-    for g, w in zip(torch.autograd.grad(loss(out, lse), mine), torch.autograd.grad(loss(want, None if lse is None else want_lse), (wide.q, wide.k, wide.v))):
+    for g, w in zip(
+        torch.autograd.grad(loss(out, lse), mine),
+        torch.autograd.grad(loss(want, None if lse is None else want_lse), (wide.q, wide.k, wide.v)),
+    ):
         assert (g.double() - w).abs().max() <= 4 * tolerance * max(1.0, float(w.abs().max()))
 
 

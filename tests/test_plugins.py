@@ -104,7 +104,9 @@ def test_a_strangers_backend_runs_by_request_under_its_names_and_leaves_receipts
     for name in ("stranger", "odd", "ODD"):
         close(hal.attention(q, k, v, backend=name, scale=0.2), oracle.attention(q, k, v, scale=0.2)[0], 2e-5)
     told = [(r.backend, r.kernel, r.source, r.runs) for r in hal.receipts()]
-    assert sorted(told) == [("stranger", "stranger.torch", f"backend={n!r} of the call", 1) for n in ("ODD", "odd", "stranger")]
+    assert sorted(told) == [
+        ("stranger", "stranger.torch", f"backend={n!r} of the call", 1) for n in ("ODD", "odd", "stranger")
+    ]
 
 
 def test_it_is_never_taken_without_being_asked_for(stranger):
@@ -124,7 +126,9 @@ def test_its_row_on_another_platform_counts_there(stranger):
     with hal.simulate("h100"):
         d = hal.explain(*half, backend="stranger")
         assert d.kernel == "stranger.torch"
-        assert "installing stranger_kernels (pip install stranger-kernels) would allow stranger/stranger.cuda" in d.advice
+        assert (
+            "installing stranger_kernels (pip install stranger-kernels) would allow stranger/stranger.cuda" in d.advice
+        )
 
 
 def test_it_is_in_the_matrix_and_in_every_explanation(stranger):
@@ -138,7 +142,11 @@ def test_it_is_in_the_matrix_and_in_every_explanation(stranger):
 
 
 def test_a_vendors_platform_that_is_here_is_the_platform(installed):
-    installed("vendor-hal", {"vendor_p.py": PLATFORM.format(name="vendor", state="present")}, platforms={"vendor": "vendor_p:PLATFORM"})
+    installed(
+        "vendor-hal",
+        {"vendor_p.py": PLATFORM.format(name="vendor", state="present")},
+        platforms={"vendor": "vendor_p:PLATFORM"},
+    )
     assert hal.current_platform().name == "vendor"
     d = hal.explain(*qkv())
     assert d.machine.platform == "cpu", "a CPU tensor asks the CPU platform"
@@ -148,7 +156,11 @@ def test_a_vendors_platform_that_is_here_is_the_platform(installed):
 
 def test_two_active_vendor_platforms_are_an_error_that_says_how_to_choose(installed, monkeypatch):
     for name in ("one", "two"):
-        installed(f"{name}-hal", {f"{name}_p.py": PLATFORM.format(name=name, state="present")}, platforms={name: f"{name}_p:PLATFORM"})
+        installed(
+            f"{name}-hal",
+            {f"{name}_p.py": PLATFORM.format(name=name, state="present")},
+            platforms={name: f"{name}_p:PLATFORM"},
+        )
     with pytest.raises(PlatformError, match="2 platforms are active here: one, two; choose one with HAL_PLATFORM=one"):
         hal.current_platform()
     monkeypatch.setenv("HAL_PLATFORM", "two")
@@ -170,12 +182,19 @@ FAILS = {
 
 
 @pytest.mark.parametrize("group", ["backends", "platforms"])
-@pytest.mark.parametrize("code, said", FAILS.items(), ids=[s.split(":")[0] or "in its constructor" for s in FAILS.values()])
-def test_one_that_fails_is_an_error_that_names_its_distribution_and_how_to_go_on(installed, monkeypatch, group, code, said):
+@pytest.mark.parametrize(
+    "code, said", FAILS.items(), ids=[s.split(":")[0] or "in its constructor" for s in FAILS.values()]
+)
+def test_one_that_fails_is_an_error_that_names_its_distribution_and_how_to_go_on(
+    installed, monkeypatch, group, code, said
+):
     installed("bad-hal", {"bad.py": code}, **{group: {"bad": "bad:THING"}})
     with pytest.raises(PluginError) as e:
         hal.attention(*qkv())
-    for text in (f"{group[:-1]} 'bad' of the distribution 'bad-hal' failed: {said}", "--ignore-plugin bad or HAL_IGNORE_PLUGIN=bad"):
+    for text in (
+        f"{group[:-1]} 'bad' of the distribution 'bad-hal' failed: {said}",
+        "--ignore-plugin bad or HAL_IGNORE_PLUGIN=bad",
+    ):
         assert text in str(e.value)
     assert e.value.__cause__ is not None
     with hal.simulate("h100"):
@@ -195,7 +214,9 @@ def test_one_that_calls_itself_otherwise_than_its_entry_point_is_refused(install
         hal.explain(*qkv())
 
 
-@pytest.mark.parametrize("ignored, whose", [("mine-hal:torch_sdpa", "sdpa.cpu"), ("attention-hal:torch_sdpa", "stranger.torch")])
+@pytest.mark.parametrize(
+    "ignored, whose", [("mine-hal:torch_sdpa", "sdpa.cpu"), ("attention-hal:torch_sdpa", "stranger.torch")]
+)
 def test_a_name_that_is_ours_is_an_error_that_says_how_to_keep_one(installed, monkeypatch, ignored, whose):
     text = STRANGER.replace('Backend("stranger"', 'Backend("torch_sdpa"')
     installed("mine-hal", {"mine.py": text}, backends={"torch_sdpa": "mine:BACKEND"})
@@ -246,7 +267,13 @@ def test_whatever_lies_on_the_path_is_no_error(tmp_path):
 
 
 def test_ours_are_found_as_any_others_are():
-    assert {e.name for e in plugins.entry_points() if e.distribution == plugins.OURS} >= {"cpu", "cuda", "rocm", "torch_sdpa", "fa"}
+    assert {e.name for e in plugins.entry_points() if e.distribution == plugins.OURS} >= {
+        "cpu",
+        "cuda",
+        "rocm",
+        "torch_sdpa",
+        "fa",
+    }
     assert not plugins.outside("cpu")
 
 
@@ -261,5 +288,9 @@ def test_importing_never_raises_and_using_tells(python, distribution, setting):
     code = "import hal\nprint('imported')\ntry: hal.current_platform()\nexcept hal.HalError as e: print(e)"
     ran = python(code, path=path, **{"HAL_IGNORE_PLUGIN": "", **setting})
     assert (ran.code, ran.err) == (0, "")
-    said = "unknown platform in HAL_PLATFORM 'cup'; did you mean 'cpu'?" if setting else "platform 'bad' of the distribution 'bad-hal' failed: SystemExit: 3"
+    said = (
+        "unknown platform in HAL_PLATFORM 'cup'; did you mean 'cpu'?"
+        if setting
+        else "platform 'bad' of the distribution 'bad-hal' failed: SystemExit: 3"
+    )
     assert ran.out.startswith("imported\n" + said)

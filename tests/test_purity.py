@@ -56,31 +56,37 @@ def use():
 
 
 def test_importing_imports_no_torch_and_little_else_prints_nothing_and_changes_nothing(python):
-    ran = python(SEEN + """
+    ran = python(
+        SEEN
+        + """
 new = set(sys.modules) - modules
 heavy = {"torch", "numpy", "packaging", "importlib.metadata", "click", "rich", "pydantic", "asyncio", "subprocess", "logging", "json"}
 assert not new & heavy, new & heavy
 assert dict(os.environ) == env and sys.path == path and (sys.excepthook, sys.displayhook) == hooks
-""")
+"""
+    )
     assert (ran.code, ran.out, ran.err) == (0, "", "")
 
 
 def test_explaining_a_simulated_machine_imports_no_torch(python):
-    ran = python(SEEN + """
+    ran = python(
+        SEEN
+        + """
 with hal.simulate("h100", packages={"flash-attn-3": "3.0.0"}):
     machine = hal.context.current.get().machine
 d = hal.resolve(hal.Call.of(dtype="bf16", head_dim=128, heads=8, batch=1, q_len=64), machine, hal.plugins.catalog(hal.detect.ignored()))
 str(d), d.explain("json")
 assert "torch" not in sys.modules and dict(os.environ) == env
 print(d.kernel)
-""")
+"""
+    )
     assert (ran.code, ran.out.strip(), ran.err) == (0, "fa3", "")
 
 
 def test_no_name_of_hal_imports_torch_until_it_is_one_that_needs_tensors(python):
     ran = python("""
 import sys, hal
-for name in sorted(set(hal.__all__) - {"attention", "attention_varlen", "bind", "explain", "receipts", "clear_receipts", "Receipt", "attach"}):
+for name in sorted(set(hal.__all__) - {"attention", "attention_varlen", "bind", "explain", "forget", "attach"}):
     getattr(hal, name)
     assert "torch" not in sys.modules, name
 assert set(hal.__all__) <= set(dir(hal))
@@ -92,17 +98,24 @@ except AttributeError as e: print(e)
 
 def test_with_every_accelerator_poisoned_importing_and_running_on_the_cpu_touches_none(python):
     """Field case E12, golden case 37."""
-    ran = python(POISON + "import hal, hal.run\nhal.current_platform()\nq = torch.ones(1, 2, 1, 8)\nhal.attention(q, q, q)\nhal.explain(q, q, q)")
+    ran = python(
+        POISON
+        + "import hal, hal.run\nhal.current_platform()\nq = torch.ones(1, 2, 1, 8)\nhal.attention(q, q, q)\nhal.explain(q, q, q)"
+    )
     assert (ran.code, ran.out, ran.err) == (0, "", "")
 
 
 def test_no_flag_of_torch_differs_after_import_explain_attention_and_a_refusal_and_nothing_is_printed(python):
     """Field case A32: a decision is no log line."""
-    ran = python(FLAGS + """
+    ran = python(
+        FLAGS
+        + """
 before = flags()
 import hal
 assert flags() == before, "import"
-""" + USE + """
+"""
+        + USE
+        + """
 for _ in range(9):
     use()
 assert flags() == before, {k: (before[k], x) for k, x in flags().items() if before[k] != x}
@@ -110,5 +123,6 @@ try: hal.attention(q, q, q, backend="fa")
 except hal.HalError: pass
 else: raise AssertionError
 assert flags() == before
-""")
+"""
+    )
     assert (ran.code, ran.out, ran.err) == (0, "", "")

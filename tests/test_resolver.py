@@ -22,7 +22,14 @@ from hal.rows import Prefer, Row
 from hal.rules import Between, Rule
 
 HALF = {"float16", "bfloat16"}
-SOFT = Rule("memory", require={"math_bytes": Between(high=10_000)}, effect="budget", waiver="memory", fix="waive memory", note="too much")
+SOFT = Rule(
+    "memory",
+    require={"math_bytes": Between(high=10_000)},
+    effect="budget",
+    waiver="memory",
+    fix="waive memory",
+    note="too much",
+)
 
 
 def kernel(name, **more):
@@ -31,10 +38,14 @@ def kernel(name, **more):
 
 FAST = Backend("fast", kernels=(kernel("fast.k", limits={"dtype": HALF, "head_dim": {64, 96, 128}}, honours=frozenset({"causal", "grad"})),),
                aliases=("fa9",), fallback="plain")  # fmt: skip
-PLAIN = Backend("plain", kernels=(kernel("plain.k", limits={"v_head_dim": {64}}),), portable=kernel("plain.math", rules=(SOFT,)))
+PLAIN = Backend(
+    "plain", kernels=(kernel("plain.k", limits={"v_head_dim": {64}}),), portable=kernel("plain.math", rules=(SOFT,))
+)
 ROUGH = Backend("rough", kernels=(kernel("rough.k"),), quality="lossy")
 NEAR = Backend("near", kernels=(kernel("near.k"),), quality="near")
-PACKED = Backend("packed", kernels=(kernel("packed.k", needs=(Needs("pkg-a", "pkg_a", "f", ">=2", "pip install pkg-a"),)),))
+PACKED = Backend(
+    "packed", kernels=(kernel("packed.k", needs=(Needs("pkg-a", "pkg_a", "f", ">=2", "pip install pkg-a"),)),)
+)
 CROSSLESS = Backend("selfish", kernels=(kernel("selfish.k"),), roles=frozenset({"self"}))
 BACKENDS = (FAST, PLAIN, ROUGH, NEAR, PACKED, CROSSLESS)
 SUPPORT = {
@@ -45,7 +56,11 @@ ORDER = (Prefer("rough"), Prefer("near"), Prefer("fast", {"causal": False}), Pre
 
 
 def catalog(support=None, order=ORDER, backends=BACKENDS, folder="/nowhere"):
-    made = type("Made", (Platform,), {"name": "made", "device_type": "made", "support": support or SUPPORT, "order": order, "folder": Path(folder)})
+    made = type(
+        "Made",
+        (Platform,),
+        {"name": "made", "device_type": "made", "support": support or SUPPORT, "order": order, "folder": Path(folder)},
+    )
     return Catalog({"made": made()}, {b.name: b for b in backends})
 
 
@@ -212,9 +227,15 @@ def test_what_is_forbidden_says_who_forbade_it():
 
 def test_a_refused_request_says_what_was_asked_found_allowed_and_what_would_help():
     d = decided(Request("fast", source="--backend fa9"), dtype="fp32", head_dim=80, lse=True)
-    assert d.error.startswith("attention backend 'fast', asked for by --backend fa9, cannot serve this call on made a1.")
+    assert d.error.startswith(
+        "attention backend 'fast', asked for by --backend fa9, cannot serve this call on made a1."
+    )
     assert ids(d, "fast/fast.k") == ["dtype", "head_dim", "lse"], "reasons accumulate"
-    for said in ("dtype is float32; allowed: float16, bfloat16", "head_dim is 80; allowed: 64, 96, 128", "lse is asked for"):
+    for said in (
+        "dtype is float32; allowed: float16, bfloat16",
+        "head_dim is 80; allowed: 64, 96, 128",
+        "lse is asked for",
+    ):
         assert said in d.error
     assert "advice: fast declares plain as its fallback; ask for plain to use it" in d.error
     with pytest.raises(NoKernelError) as e:
@@ -282,14 +303,18 @@ def test_every_feature_is_tried_here():
 def test_a_feature_that_a_kernel_or_a_row_lacks_is_refused_and_never_dropped(feature):
     less = Backend("less", kernels=(kernel("less.k", honours=FEATURES - {feature}, fittings=frozenset()),))
     full = Backend("full", kernels=(kernel("full.k", fittings=frozenset()),))
-    of = catalog(support={"less": (Row("less.k"),), "full": (Row("full.k", lacks={feature}),)}, backends=(less, full), order=())
+    of = catalog(
+        support={"less": (Row("less.k"),), "full": (Row("full.k", lacks={feature}),)}, backends=(less, full), order=()
+    )
     d = decided(of=of, **FEATURE_CALLS[feature])
     assert ids(d, "less/less.k") == ids(d, "full/full.k") == [feature]
     assert ids(decided(of=of), "less/less.k") == []
 
 
 def test_ring_wants_the_lse():
-    of = catalog(support={"b": (Row("k"),)}, backends=(Backend("b", kernels=(kernel("k", honours=frozenset()),)),), order=())
+    of = catalog(
+        support={"b": (Row("k"),)}, backends=(Backend("b", kernels=(kernel("k", honours=frozenset()),)),), order=()
+    )
     assert ids(decided(of=of, ring=2), "b/k") == ["lse"]
     assert ids(decided(of=of, ring=2, grad=True), "b/k") == ["grad", "lse", "lse_grad"]
 
@@ -308,7 +333,11 @@ def test_rows_narrow_a_kernel_by_limits_and_rules():
 
 def test_the_better_row_comes_first_and_only_those_that_bear_on_the_chip_are_told():
     b = Backend("b", kernels=(kernel("one"), kernel("two")))
-    of = catalog(support={"b": (Row("one", {"a1"}), Row("two", {"a1", "a3"}), Row("one", {"a2"}, {"head_dim": {1}}))}, backends=(b,), order=(Prefer("b"),))
+    of = catalog(
+        support={"b": (Row("one", {"a1"}), Row("two", {"a1", "a3"}), Row("one", {"a2"}, {"head_dim": {1}}))},
+        backends=(b,),
+        order=(Prefer("b"),),
+    )
     assert decided(of=of).kernel == "one"
     assert [str(c) for c in decided(of=of).candidates] == ["b/one", "b/two"]
     d = decided(of=of, device=1)
@@ -404,12 +433,19 @@ def test_no_advice_where_two_things_are_wrong_or_the_best_was_taken():
 
 def test_padding_is_done_only_when_asked_for():
     d = decided(fit=["pad_head_dim"], head_dim=72)
-    assert (d.kernel, d.fittings) == ("plain.math", ()), "the padded call still asks for a scale, which fast.k does not take"
+    assert (d.kernel, d.fittings) == ("plain.math", ()), (
+        "the padded call still asks for a scale, which fast.k does not take"
+    )
     scaled = Backend("fast", kernels=(kernel("fast.k", limits={"head_dim": {64, 96}}),))
     of = catalog(backends=(scaled, PLAIN))
     assert decided(of=of, head_dim=72).kernel == "plain.math"
     d = decided(of=of, fit=["pad_head_dim"], head_dim=72)
-    assert (d.kernel, d.fittings, d.fitted[-1].head_dim, d.fitted[-1].scale) == ("fast.k", ("pad_head_dim",), 96, 72**-0.5)
+    assert (d.kernel, d.fittings, d.fitted[-1].head_dim, d.fitted[-1].scale) == (
+        "fast.k",
+        ("pad_head_dim",),
+        96,
+        72**-0.5,
+    )
 
 
 @pytest.mark.parametrize("spelling", ["fast", "FAST", " fa9 ", "FA9"])

@@ -84,7 +84,19 @@ def test_a_limit_says_yes_no_or_depends(limit, facts, answer):
         assert (r.id, r.fact, r.observed) == ("x", "x", facts.get("x")) and r.allowed is limit
 
 
-EVERY = [64, "bhsd", {1}, range(3), Mod(8), Between(1), Same("y"), Pairs("y", {(1, 2)}), Versions(">=1"), OneOf(1, 2), Not(3)]
+EVERY = [
+    64,
+    "bhsd",
+    {1},
+    range(3),
+    Mod(8),
+    Between(1),
+    Same("y"),
+    Pairs("y", {(1, 2)}),
+    Versions(">=1"),
+    OneOf(1, 2),
+    Not(3),
+]
 
 
 @pytest.mark.parametrize("limit", EVERY, ids=lambda s: type(s).__name__)
@@ -231,10 +243,18 @@ def test_reasons_accumulate_all_of_them_always():
     out = []
     check(compiled({"a": 1, "b": {2}, "c": Mod(8)}), {"a": 0, "b": None, "c": 9}, out)
     MUST.check({"a": 1, "b": 9, "c": 0}, out)
-    assert [(r.id, r.verdict) for r in out] == [("a", False), ("b", None), ("c", False), ("must", False), ("must", False)]
+    assert [(r.id, r.verdict) for r in out] == [
+        ("a", False),
+        ("b", None),
+        ("c", False),
+        ("must", False),
+        ("must", False),
+    ]
 
 
-@pytest.mark.parametrize("x", [{2, 1}, frozenset({"b", "a"}), range(3), (1, -1), None, True, 1.5, "t", ABSENT, Versions(">=1")], ids=str)
+@pytest.mark.parametrize(
+    "x", [{2, 1}, frozenset({"b", "a"}), range(3), (1, -1), None, True, 1.5, "t", ABSENT, Versions(">=1")], ids=str
+)
 def test_any_observed_or_allowed_value_becomes_json(x):
     import json
 

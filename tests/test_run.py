@@ -42,7 +42,9 @@ def test_the_numbers_are_those_of_the_oracle(name, call):
     assert out.shape == want.shape and out.dtype == call.q.dtype
     close(out, want, TOLERANCE[call.q.dtype])
     if lse is not None:
-        assert lse.shape == want_lse.shape and lse.dtype is (torch.float64 if call.q.dtype is torch.float64 else torch.float32)
+        assert lse.shape == want_lse.shape and lse.dtype is (
+            torch.float64 if call.q.dtype is torch.float64 else torch.float32
+        )
         close(lse, want_lse, TOLERANCE[call.q.dtype])
     for t, was in zip((call.q, call.k, call.v, call.mask), before):
         assert torch.equal(t, was), "an input was changed"
@@ -145,14 +147,24 @@ def test_packed_sequences_attend_each_to_itself(name, lengths, heads, arguments,
     lengths = [(a, a if same else b) for a, b in lengths]
     cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0, dtype=torch.int32) for n in zip(*lengths))
     g = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(int(cu[-1]), h, 8, generator=g).to(dtype) for cu, h in ((cu_q, heads[0]), (cu_k, heads[1]), (cu_k, heads[1])))
+    q, k, v = (
+        torch.randn(int(cu[-1]), h, 8, generator=g).to(dtype)
+        for cu, h in ((cu_q, heads[0]), (cu_k, heads[1]), (cu_k, heads[1]))
+    )
     with kernel(name):
         if name == "sdpa.cpu" and 0 in (max(n) for n in zip(*lengths)):
             with pytest.raises(NoKernelError, match="empty"):
                 hal.attention_varlen(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, enable_gqa=True, **arguments)
             return
         out, lse = hal.attention_varlen(
-            q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=None if same else cu_k, enable_gqa=True, return_lse=True, **arguments
+            q,
+            k,
+            v,
+            cu_seqlens_q=cu_q,
+            cu_seqlens_k=None if same else cu_k,
+            enable_gqa=True,
+            return_lse=True,
+            **arguments,
         )
         alone = hal.attention_varlen(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, enable_gqa=True, **arguments)
     want, want_lse = oracle.attention_varlen(q, k, v, cu_q, cu_k, **arguments)
@@ -166,7 +178,9 @@ def test_packed_sequences_attend_each_to_itself(name, lengths, heads, arguments,
 
 
 @settings(max_examples=250)
-@given(call=calls(lse=False), dropout=st.sampled_from((0.0, 0.0, 0.0, 0.1)), needs=st.sampled_from(("", "q", "v", "mask")))
+@given(
+    call=calls(lse=False), dropout=st.sampled_from((0.0, 0.0, 0.0, 0.1)), needs=st.sampled_from(("", "q", "v", "mask"))
+)
 def test_the_predicted_path_is_the_one_that_pytorch_takes(call, dropout, needs):
     """Where PyTorch and hal mean the same by the arguments: square causality without a mask, and no window."""
     assume(min(call.how["q"][-1], call.how["v"][-1]) > 1)  # a row of one column has no stride to speak of

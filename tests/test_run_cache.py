@@ -44,7 +44,12 @@ def test_a_thousand_equal_calls_decide_once(decided):
         hal.attention(x(), x(), x())
     assert len(decided) == 1
     (receipt,) = hal.receipts()
-    assert (receipt.backend, receipt.kernel, receipt.runs, receipt.source) == ("torch_sdpa", "sdpa.cpu", 1000, "automatic")
+    assert (receipt.backend, receipt.kernel, receipt.runs, receipt.source) == (
+        "torch_sdpa",
+        "sdpa.cpu",
+        1000,
+        "automatic",
+    )
 
 
 APART = [
@@ -59,7 +64,16 @@ APART = [
 
 @pytest.mark.parametrize("change", APART, ids=lambda c: next(iter(c)))
 def test_whatever_a_decision_depends_on_makes_another(decided, change):
-    def call(q=(1, 4, 2, 8), k=(1, 4, 2, 8), v_dim=8, dtype=torch.float32, strided=False, grad=False, deterministic=False, **rest):
+    def call(
+        q=(1, 4, 2, 8),
+        k=(1, 4, 2, 8),
+        v_dim=8,
+        dtype=torch.float32,
+        strided=False,
+        grad=False,
+        deterministic=False,
+        **rest,
+    ):
         outer = {n: rest.pop(n) for n in ("component", "policy", "machine") if n in rest}
         q, k, v = x(*q).to(dtype), x(*k).to(dtype), x(*k[:3], v_dim).to(dtype)
         if strided:
@@ -169,7 +183,7 @@ def test_a_bound_decision_gives_what_attention_gives_and_is_counted(decided):
 @pytest.mark.parametrize("change, said", [
     ({"q": x(1, 5, 2, 8)}, r"the shape of q is torch.Size\(\[1, 5, 2, 8\]\), bound for torch.Size\(\[1, 4, 2, 8\]\)"),
     ({"k": x(1, 5, 2, 8), "v": x(1, 5, 2, 8)}, "the shape of k is .*; the shape of v is"),
-    ({"q": x().half(), "k": x().half(), "v": x().half()}, "the dtype is torch.float16, bound for torch.float32"),
+    ({"q": x().half(), "k": x().half(), "v": x().half()}, "the dtype of q is torch.float16, bound for torch.float32"),
     ({"q": x().to("meta")}, "the device is meta, bound for cpu"),
     ({"q": x(requires_grad=True)}, "the need of gradients is True, bound for False"),
     ({"v": x(requires_grad=True)}, "the need of gradients is True, bound for False"),

@@ -80,7 +80,9 @@ def test_what_makes_no_attention_call_is_told_before_anything_runs(tensors, argu
 
 
 def test_an_unknown_backend_is_told_with_those_that_are_known():
-    with pytest.raises(PolicyError, match=r"unknown attention backend 'torch_sdap'; did you mean 'torch_sdpa'\? \(known: .*fa2"):
+    with pytest.raises(
+        PolicyError, match=r"unknown attention backend 'torch_sdap'; did you mean 'torch_sdpa'\? \(known: .*fa2"
+    ):
         hal.attention(*qkv(), backend="torch_sdap")
 
 
@@ -139,17 +141,37 @@ def test_a_mask_is_classed_by_the_axes_that_it_has(shape, kind, letters):
     if shape != (B, K):
         kind = "additive"
         assert mask_class(torch.zeros(shape), B, H, S, K, torch.float32) == (kind, letters)
-        assert mask_class(torch.zeros(shape), B, H, S, K, torch.bfloat16) == (kind, letters), "float32 biases are welcome"
+        assert mask_class(torch.zeros(shape), B, H, S, K, torch.bfloat16) == (kind, letters), (
+            "float32 biases are welcome"
+        )
 
 
 def read(q, k, v, **arguments):
-    given = {"mask": None, "causal": False, "scale": None, "dropout": 0.0, "gqa": True, "window": None, "layout": "bshd", "lse": False}
+    given = {
+        "mask": None,
+        "causal": False,
+        "scale": None,
+        "dropout": 0.0,
+        "gqa": True,
+        "window": None,
+        "layout": "bshd",
+        "lse": False,
+    }
     return call_of(q, k, v, **{**given, "role": "self", **arguments})
 
 
 def test_a_call_has_the_sizes_of_its_tensors_in_either_layout():
     q, k, v = torch.randn(B, S, H, D), torch.randn(B, K, 2, D), torch.randn(B, K, 2, 16)
-    want = {"dtype": "float32", "batch": B, "q_len": S, "kv_len": K, "heads": H, "kv_heads": 2, "head_dim": D, "v_head_dim": 16}
+    want = {
+        "dtype": "float32",
+        "batch": B,
+        "q_len": S,
+        "kv_len": K,
+        "heads": H,
+        "kv_heads": 2,
+        "head_dim": D,
+        "v_head_dim": 16,
+    }
     for layout, tensors in (("bshd", (q, k, v)), ("bhsd", [t.transpose(1, 2) for t in (q, k, v)])):
         call = read(*tensors, layout=layout)
         assert {n: getattr(call, n) for n in want} == want
@@ -173,7 +195,11 @@ def test_one_number_is_a_window_to_both_sides(window, said):
 
 
 def test_each_tensor_is_contiguous_by_its_rows():
-    call = read(torch.randn(B, S, H, 2 * D)[..., ::2], torch.randn(B, H, K, D).transpose(1, 2), torch.randn(B, K, H, 3 * D)[..., :D])
+    call = read(
+        torch.randn(B, S, H, 2 * D)[..., ::2],
+        torch.randn(B, H, K, D).transpose(1, 2),
+        torch.randn(B, K, H, 3 * D)[..., :D],
+    )
     assert (call.q_contiguous, call.k_contiguous, call.v_contiguous) == (False, True, True)
 
 

@@ -13,7 +13,8 @@ from hal.sdpa import additive, assembled, can_use
 
 
 def cudnn(call: Call) -> Run:
-    op, p, scale, lse = torch.ops.aten._scaled_dot_product_cudnn_attention.default, call.dropout, call.softmax_scale, call.lse
+    op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    p, scale, lse = call.dropout, call.softmax_scale, call.lse
     wanted = bool(lse or call.grad)  # backward needs the statistics as well
 
     def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Any:

@@ -103,4 +103,3 @@ BACKEND = Backend(
     known_bad=str(Path(__file__).parent / "known_bad.toml"),
     title="PyTorch scaled_dot_product_attention",
 )
-

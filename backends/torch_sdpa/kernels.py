@@ -19,7 +19,11 @@ from hal.sdpa import additive, as_dtype, as_written, assembled, can_use, needs_m
 def cpu(call: Call) -> Run:
     """F.scaled_dot_product_attention, which takes its flash path for what this kernel accepts; the operator for LSE."""
     bshd, masked = call.layout == "bshd", needs_mask(call) or call.dtype == "float64"
-    if not (call.lse or call.causal or call.varlen or masked) and call.scale == "default" and call.heads == call.kv_heads:
+    if (
+        not (call.lse or call.causal or call.varlen or masked)
+        and call.scale == "default"
+        and call.heads == call.kv_heads
+    ):
         sdpa = F.scaled_dot_product_attention  # the plain call: every Python function less is a tenth of the overhead
         if bshd:
             return lambda q, k, v, mask, varlen: sdpa(
@@ -49,7 +53,8 @@ def fused(call: Call, empty_rows: bool = False) -> Run:
 
 
 def flash(call: Call) -> Run:
-    op, p, scale, lse = torch.ops.aten._scaled_dot_product_flash_attention.default, call.dropout, call.softmax_scale, call.lse
+    op = torch.ops.aten._scaled_dot_product_flash_attention.default
+    p, scale, lse = call.dropout, call.softmax_scale, call.lse
 
     def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Any:
         out = op(q, k, packed_on_hip(v), p, causal, False, scale=scale)
@@ -59,7 +64,8 @@ def flash(call: Call) -> Run:
 
 
 def efficient(call: Call) -> Run:
-    op, p, scale, lse = torch.ops.aten._scaled_dot_product_efficient_attention.default, call.dropout, call.softmax_scale, call.lse
+    op = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    p, scale, lse = call.dropout, call.softmax_scale, call.lse
     wanted = bool(lse or call.grad)  # backward needs the statistics as well
 
     def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Any:

@@ -115,7 +115,7 @@ def _policy(
     if backend or kernel:
         source = " ".join(f"--{n} {x}" for n, x in (("backend", backend), ("kernel", kernel)) if x)
         named = catalog.backend_name(backend) if backend else ""
-        requests = (Request(named, "require", source, catalog.kernel_name(kernel) if kernel else ""),)
+        requests = (Request(named, "require", source, catalog.kernel_name(kernel) if kernel else "", backend or ""),)
     return Policy(requests, waivers, fits)
 
 

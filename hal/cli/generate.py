@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 @click.option("--model-path", required=True, metavar="DIR", help="The folder of a saved diffusers pipeline.")
 @click.option("--prompt", required=True, metavar="TEXT", help="What to show.")
 @click.option("--negative-prompt", metavar="TEXT", help="What not to show.")
-@click.option("--out", required=True, metavar="FILE", help="A .png (a video becomes a contact sheet), .gif or .mp4 file.")
+@click.option(
+    "--out", required=True, metavar="FILE", help="A .png (a video becomes a contact sheet), .gif or .mp4 file."
+)
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Denoising steps; else the pipeline's own number.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="The same seed gives the same picture.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N", help="The same seed gives the same picture."
+)
 @click.option("--num-frames", type=click.IntRange(1), metavar="N", help="Frames of a video.")
 @click.option("--height", type=click.IntRange(1), metavar="N", help="Pixels.")
 @click.option("--width", type=click.IntRange(1), metavar="N", help="Pixels.")
@@ -74,7 +78,15 @@ def show(out: Screen, made: Generation) -> None:
     rows = []
     for r in made.receipts:
         fitted = ", ".join(r.fittings)
-        rows.append((r.component, r.role, f"{r.backend} / {r.kernel}", str(r.runs), "\n".join(filter(None, (fitted, *r.warnings)))))
+        rows.append(
+            (
+                r.component,
+                r.role,
+                f"{r.backend} / {r.kernel}",
+                str(r.runs),
+                "\n".join(filter(None, (fitted, *r.warnings))),
+            )
+        )
     out.table(("component", "role", "backend / kernel", "runs", "fittings and warnings"), rows)
     for c in made.attachment.components.values():
         if c.unreached:

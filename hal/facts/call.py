@@ -87,7 +87,9 @@ class Call:
                 continue
             key, eq, value = piece.partition("=")
             if not eq:
-                raise FactError(f"{piece.strip()!r} is no key=value; write, say, head_dim=128 (keys: {', '.join(KEYS)})")
+                raise FactError(
+                    f"{piece.strip()!r} is no key=value; write, say, head_dim=128 (keys: {', '.join(KEYS)})"
+                )
             given[key.strip()] = value.strip()
         return Call.of(given)
 
@@ -98,7 +100,11 @@ class Call:
                 f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}; "
                 "every key head serves the same number of query heads"
             )
-        if self.mask is not None and self.mask_shape is not None and (self.mask == "none") != (self.mask_shape == "none"):
+        if (
+            self.mask is not None
+            and self.mask_shape is not None
+            and (self.mask == "none") != (self.mask_shape == "none")
+        ):
             raise CallError(f"mask={self.mask} contradicts mask_shape={self.mask_shape}")
         return self
 
@@ -119,7 +125,11 @@ class Call:
     def __str__(self) -> str:
         """What differs from a plain call, as ``key=value`` text that ``parse`` reads."""
         said = []
-        plain = {**_PLAIN, **{k: getattr(self, of) for k, of in _FOLLOWS.items()}, "mask_shape": _USUAL_SHAPE.get(self.mask)}
+        plain = {
+            **_PLAIN,
+            **{k: getattr(self, of) for k, of in _FOLLOWS.items()},
+            "mask_shape": _USUAL_SHAPE.get(self.mask),
+        }
         for k in KINDS:
             x = getattr(self, k)
             if x != plain[k]:

@@ -9,12 +9,29 @@ from .call import CONTIGUOUS, KINDS, Call
 from .machine import Machine
 from .values import ABSENT
 
-CALL_FACTS = frozenset(KINDS) | {"contiguous", "empty", "gqa", "rectangular", "math_bytes", "masked", "biased", "scores"}
+CALL_FACTS = frozenset(KINDS) | {
+    "contiguous",
+    "empty",
+    "gqa",
+    "rectangular",
+    "math_bytes",
+    "masked",
+    "biased",
+    "scores",
+}
 MACHINE_FACTS = frozenset({"platform", "arch", "memory", "shared_memory", "device_dtype"})
 
 # A feature is asked for when its fact differs from the plain value.  A kernel lists what it honours; the rest is refused.
 _FLAGS = ("causal", "lse", "varlen", "grad", "mask_grad", "deterministic", "compile", "graph", "gqa", "rectangular")
-FEATURES = frozenset(_FLAGS) | {"dropout", "window", "scale", "lse_grad", "mask.key_padding", "mask.bool", "mask.additive"}
+FEATURES = frozenset(_FLAGS) | {
+    "dropout",
+    "window",
+    "scale",
+    "lse_grad",
+    "mask.key_padding",
+    "mask.bool",
+    "mask.additive",
+}
 
 
 def facts_of(call: Call, machine: Machine, packages: Iterable[str] = ()) -> dict[str, Any]:

@@ -80,7 +80,11 @@ class Machine:
         _only(data, keys, where + "a machine")
         if not isinstance(data.get("origin", ""), str):
             raise FactError(f"{where}origin is {data['origin']!r}; it must be text")
-        if not isinstance(data.get("platform"), str) or not isinstance(data.get("devices"), list) or not data["devices"]:
+        if (
+            not isinstance(data.get("platform"), str)
+            or not isinstance(data.get("devices"), list)
+            or not data["devices"]
+        ):
             raise FactError(f"{where}a machine needs a platform (text) and devices (a list of at least one)")
         devices = tuple(_device(d, i, where) for i, d in enumerate(data["devices"]))
         indices = [d.index for d in devices]
@@ -92,7 +96,7 @@ class Machine:
                 raise FactError(f"{where}{part} is {value!r}; it must be an object of name to version")
         for name, version in software.items():
             if version is not None and not isinstance(version, str):
-                raise FactError(f"{where}software {name} is {version!r}; versions are text, such as \"2.13.0\"")
+                raise FactError(f'{where}software {name} is {version!r}; versions are text, such as "2.13.0"')
         return Machine(
             data["platform"].lower(),
             devices,
@@ -125,7 +129,7 @@ def _device(data: Any, index: int, where: str) -> Device:
     if isinstance(arch, list):  # (12, 0) as JSON
         arch = ".".join(map(str, arch))
     if not isinstance(arch, (str, int, float)) or isinstance(arch, bool):
-        raise FactError(f"{what} has the arch {arch!r}; it must be text, such as \"sm90\" or \"gfx942\"")
+        raise FactError(f'{what} has the arch {arch!r}; it must be text, such as "sm90" or "gfx942"')
     for k in ("index", "memory", "shared_memory"):
         if data.get(k) is not None and (not isinstance(data[k], int) or isinstance(data[k], bool) or data[k] < 0):
             raise FactError(f"{what} has {k} {data[k]!r}; it must be a whole number from 0")
@@ -133,7 +137,7 @@ def _device(data: Any, index: int, where: str) -> Device:
     if not isinstance(name, str):
         raise FactError(f"{what} has the name {name!r}; it must be text")
     if dtypes is not None and not isinstance(dtypes, list):
-        raise FactError(f"{what} has dtypes {dtypes!r}; they must be a list, such as [\"bfloat16\"]")
+        raise FactError(f'{what} has dtypes {dtypes!r}; they must be a list, such as ["bfloat16"]')
     try:
         dtypes = None if dtypes is None else frozenset(map(dtype_name, dtypes))
     except FactError as e:

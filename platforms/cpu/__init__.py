@@ -1,4 +1,4 @@
-"""Plain CPUs.  Owner: the hal core team.  What runs where: support.py."""
+"""Plain CPUs.  Owner: the hal core team.  Rows, automatic order and families: support.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs.  Owner: the CUDA platform team.  What runs where: support.py."""
+"""NVIDIA GPUs.  Owner: the CUDA platform team.  Rows, automatic order and families: support.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CUDA(Platform):
 
     def shared_memory(self, arch: str) -> int | None:
         """Bytes that one block may ask for (CUDA C++ programming guide, technical specifications)."""
-        from .support import OLDER
+        from .arch import OLDER
 
         kib = {"sm70": 96, "sm72": 96, "sm75": 64, "sm80": 163, "sm86": 99, "sm87": 163, "sm89": 99, "sm90": 227}
         kib |= {"sm100": 227, "sm103": 227, "sm110": 227, "sm120": 99, "sm121": 99, **dict.fromkeys(OLDER, 48)}

@@ -23,7 +23,7 @@ INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
 
 def detect(platform: CUDA, host: Host) -> Detection:
     def told(state: str, *more: str, fix: str = "") -> Detection:
-        return Detection(platform.name, state, (torch_words(host), *more), fix)
+        return Detection(platform.name, state, (host.torch_words, *more), fix)
 
     cuda = host.torch_build.get("cuda")
     seen = hardware(host)
@@ -70,15 +70,6 @@ def driver(host: Host) -> str | None:
     return m[1] if m else None
 
 
-def torch_words(host: Host) -> str:
-    build = host.torch_build
-    if not build:
-        return "torch is not installed"
-    names = (("cuda", "CUDA"), ("hip", "ROCm"), ("xpu", "XPU"))
-    kinds = [f"{name} {build[key]}" for key, name in names if build.get(key)]
-    return f"torch {build['version']} is built for {', '.join(kinds) or 'no NVIDIA, AMD or Intel GPU'}"
-
-
 def machine(platform: CUDA, host: Host) -> Machine:
     """What torch.cuda says, which heeds CUDA_VISIBLE_DEVICES.  Reading properties initialises CUDA in this process."""
     import torch
@@ -86,7 +77,7 @@ def machine(platform: CUDA, host: Host) -> Machine:
     from hal.facts import Device, Machine
 
     if not torch.version.cuda:
-        raise PlatformError(f"{torch_words(host)}; for {platform.title}: {INSTALL}")
+        raise PlatformError(f"{host.torch_words}; for {platform.title}: {INSTALL}")
     devices = []
     try:
         for i in range(torch.cuda.device_count()):
@@ -106,7 +97,7 @@ def machine(platform: CUDA, host: Host) -> Machine:
         "runtime": torch.version.cuda,
         "driver": driver(host),
         "cudnn": cudnn(),
-        "triton": installed("triton"),
+        "triton": host.version("triton"),
     }
     return Machine(platform.name, tuple(devices), software, {}, "detected")
 
@@ -118,13 +109,4 @@ def cudnn() -> str | None:
     try:
         return ".".join(map(str, torch._C._cudnn.getRuntimeVersion()))
     except (AttributeError, RuntimeError):
-        return None
-
-
-def installed(distribution: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
         return None

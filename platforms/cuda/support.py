@@ -1,62 +1,34 @@
 """What runs on which NVIDIA GPU: backend -> rows, the better kernel first.  This table is the support matrix.
 
-Portable forms (sdpa.math) are added by the catalog; an architecture that stands in no row has those only.
+Portable forms (sdpa.math) are added by the catalog; an architecture that stands in no row has those only.  The
+automatic order stands below the rows; what both share, in rules.py.
 """
 
 from __future__ import annotations
 
-from hal.facts import HALF
 from hal.rows import Prefer, Row
-from hal.rules import Between, Not, OneOf, Rule, Same
+from hal.rules import Between, Not, Same
 
-OLDER = frozenset({"sm50", "sm52", "sm53", "sm60", "sm61", "sm62"})  # Maxwell and Pascal
-VOLTA = frozenset({"sm70", "sm72"})
-TURING = frozenset({"sm75"})
-AMPERE = frozenset({"sm80", "sm86"})
-ORIN = frozenset({"sm87"})
-ADA = frozenset({"sm89"})
-HOPPER = frozenset({"sm90"})
-BLACKWELL = frozenset({"sm100", "sm103"})
-SM107 = frozenset({"sm107"})
-THOR = frozenset({"sm110"})
-SM12X = frozenset({"sm120", "sm121"})  # GeForce RTX 50, RTX PRO, DGX Spark
-FROM_80 = AMPERE | ORIN | ADA | HOPPER | BLACKWELL | SM107 | THOR | SM12X
-SMALL = frozenset({"sm86", "sm89"}) | SM12X  # 99 KiB of shared memory for one block
-
-SDP = "pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp"
-FA2 = "flash-attention README.md"
-FA3 = "flash-attention hopper/flash_api.cpp"
-FA4 = "flash-attention flash_attn/cute/interface.py"
-SGL = "sglang sgl-kernel/python/sgl_kernel/flash_attn.py"
-
-FLASH_BACKWARD = (
-    Rule(
-        "backward.head_dim",
-        {"arch": SMALL, "grad": True, "head_dim": range(193, 225)},
-        note="with 99 KiB of shared memory, PyTorch's flash path has no gradient for head_dim 193 to 224",
-        citation=SDP,
-    ),
-    Rule(
-        "backward.dropout",
-        {"arch": SMALL, "grad": True, "head_dim": Between(225)},
-        {"dropout": 0.0},
-        note="with 99 KiB of shared memory, PyTorch's flash path has no gradient above head_dim 224 with dropout",
-        citation=SDP,
-    ),
+from .arch import ADA, AMPERE, BLACKWELL, FROM_80, HOPPER, OLDER, ORIN, SM12X, SM107, THOR, TURING, VOLTA
+from .rules import (
+    BEHIND,
+    FA2,
+    FA3,
+    FA4,
+    FA4_192,
+    FA4_SIZES,
+    FA4_TILES,
+    FASTEST,
+    FEW,
+    FLASH_BACKWARD,
+    LONG,
+    MANY,
+    MEASURED,
+    ON_100,
+    ON_103,
+    SDP,
+    SGL,
 )
-FA4_TILES = (
-    Rule(
-        "shared_memory",
-        {"head_dim": Between(193)},
-        {"shared_memory": Between(131072)},
-        note="FA4's tiles for head_dim above 192 need 128 KiB of shared memory",
-        citation="flash-attention#2750",
-    ),
-)
-FA4_192 = (
-    Rule("head_dim.192", {"head_dim": 192}, {"v_head_dim": 128}, note="here with v_head_dim 128 only", citation=FA4),
-)
-FA4_SIZES = {"head_dim": OneOf(range(8, 129, 8), frozenset({192, 256}))}
 
 SUPPORT = {
     "torch_cudnn_sdpa": (
@@ -83,14 +55,6 @@ SUPPORT = {
         Row("sdpa.efficient", OLDER | VOLTA | TURING, {"dtype": {"float16", "float32"}}, cite=SDP),
     ),
 }
-
-# cuDNN against FA4, as measured on dense calls of diffusion models.
-DENSE = {"dtype": HALF, "causal": False, "mask": "none", "gqa": False, "lse": False, "ring": 1, "varlen": False}
-ON_100, ON_103 = {"arch": {"sm100"}, **DENSE}, {"arch": {"sm103"}, **DENSE}
-MANY, FEW, LONG = Between(128), Between(high=127), Between(16384)
-MEASURED = "sglang PR#33655: cuDNN takes 0.5 to 0.8 of FA4's time on dense diffusion shapes (B200, cuDNN 9.19)"
-BEHIND = "FA4 is faster for self-attention of 16384 tokens and more with head_dim 128; without it, cuDNN"
-FASTEST = "the fastest exact attention there, where its package is installed"
 
 ORDER = (
     Prefer("torch_cudnn_sdpa", {**ON_100, "q_len": MANY, "kv_len": MANY}, MEASURED),

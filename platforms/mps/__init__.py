@@ -1,4 +1,4 @@
-"""Apple GPUs through Metal Performance Shaders (MPS).  Owner: the MPS team."""
+"""Apple GPUs through Metal Performance Shaders (MPS).  Owner: the MPS team.  Rows, automatic order and families: support.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moore Threads GPUs (MUSA).  Owner: the MUSA team."""
+"""Moore Threads GPUs (MUSA).  Owner: the MUSA team.  Rows, automatic order and families: support.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class MUSA(Platform):
     name = device_type = "musa"
     title = "Moore Threads GPU"
     software = {"torch": "2.7.1", "runtime": "4.3.6"}
+    dtypes = frozenset({"float16", "bfloat16", "float32"})  # no source says that muDNN's matrix products take float64
     included = {"torch_musa": "2.7.1"}
     distributed_backend = "mccl"
     visible_variable = "MUSA_VISIBLE_DEVICES"

@@ -1,4 +1,4 @@
-"""Huawei Ascend NPUs.  Owner: the NPU team."""
+"""Huawei Ascend NPUs.  Owner: the NPU team.  Rows, automatic order and families: support.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ class NPU(Platform):
     name = device_type = "npu"
     title = "Ascend NPU"
     software = {"torch": "2.13.0", "cann": "9.0.0"}
+    dtypes = frozenset(
+        {"float16", "bfloat16", "float32"}
+    )  # its matrix products take no float64 (Ascend aclnnBatchMatMul)
     included = {"torch_npu": "2.13.0"}
     distributed_backend = "hccl"
     visible_variable = "ASCEND_RT_VISIBLE_DEVICES"

@@ -1,4 +1,4 @@
-"""AMD GPUs with ROCm.  Owner: the ROCm platform team.  What runs where: support.py."""
+"""AMD GPUs with ROCm.  Owner: the ROCm platform team.  Rows, automatic order and families: support.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ TYPE_CHECKING = False  # as typing has it, which is slow to import
 if TYPE_CHECKING:
     from hal.facts import Machine
 
-if TYPE_CHECKING:
     from . import ROCm
 
 KFD = "/dev/kfd"
@@ -26,7 +25,7 @@ INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/rocm7.
 
 def detect(platform: ROCm, host: Host) -> Detection:
     def told(state: str, *more: str, fix: str = "") -> Detection:
-        return Detection(platform.name, state, (torch_words(host), *more), fix)
+        return Detection(platform.name, state, (host.torch_words, *more), fix)
 
     seen = hardware(host)
     if not seen:
@@ -78,15 +77,6 @@ def gfx_versions(host: Host) -> list[int]:
     return out
 
 
-def torch_words(host: Host) -> str:
-    build = host.torch_build
-    if not build:
-        return "torch is not installed"
-    names = (("hip", "ROCm"), ("cuda", "CUDA"), ("xpu", "XPU"))
-    kinds = [f"{name} {build[key]}" for key, name in names if build.get(key)]
-    return f"torch {build['version']} is built for {', '.join(kinds) or 'no AMD, NVIDIA or Intel GPU'}"
-
-
 def machine(platform: ROCm, host: Host) -> Machine:
     """What torch.cuda says, which is HIP in a ROCm build and heeds the visible-device variables."""
     import torch
@@ -94,7 +84,7 @@ def machine(platform: ROCm, host: Host) -> Machine:
     from hal.facts import Device, Machine
 
     if not torch.version.hip:
-        raise PlatformError(f"{torch_words(host)}; for {platform.title}: {INSTALL}")
+        raise PlatformError(f"{host.torch_words}; for {platform.title}: {INSTALL}")
     devices = []
     try:
         for i in range(torch.cuda.device_count()):
@@ -121,30 +111,18 @@ def software(host: Host, torch: str, hip: str) -> dict[str, str | None]:
         "torch": torch,
         "runtime": release[0] if release else None,
         "aotriton": aotriton(host),
-        "triton": installed("triton", "triton-rocm", "pytorch-triton-rocm"),
+        "triton": host.version("triton", "triton-rocm", "pytorch-triton-rocm"),
         f"env.{VARIABLE}": host.env.get(VARIABLE, "unset"),
     }
 
 
 def aotriton(host: Host) -> str | None:
     """The AOTriton inside PyTorch, by its library's name: libaotriton_v2.so.0.12.1."""
+    import glob
     import re
 
     for folder in host.path:
-        import glob
-
         for path in glob.glob(os.path.join(folder, "torch", "lib", "libaotriton_v2.so.*")):
             if m := re.search(r"\.so\.(\d+(?:\.\d+)+)$", path):
                 return m[1]
-    return None
-
-
-def installed(*distributions: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in distributions:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
     return None

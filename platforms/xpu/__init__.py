@@ -1,4 +1,4 @@
-"""Intel GPUs (XPU): Arc, Data Center GPU Max.  Owner: the XPU team."""
+"""Intel GPUs (XPU): Arc, Data Center GPU Max.  Owner: the XPU team.  Rows, automatic order and families: support.py."""
 
 from __future__ import annotations
 

@@ -104,10 +104,5 @@ def machine(platform: Any, host: Host) -> Machine:
     software = {"torch": torch.__version__, "runtime": getattr(torch.version, "xpu", None), "driver": driver}
     packages = {}
     if host.installed(IPEX):  # looked at, never imported: on a version mismatch it ends the process
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            packages[IPEX] = Package("found", version("intel-extension-for-pytorch"))
-        except PackageNotFoundError:
-            packages[IPEX] = Package("found")
+        packages[IPEX] = Package("found", host.version("intel-extension-for-pytorch"))
     return Machine(platform.name, tuple(devices), software, packages, "detected")

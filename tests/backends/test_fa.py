@@ -344,6 +344,15 @@ def test_a_single_packed_query_is_not_folded():
         assert fake.calls[0]["max_seqlen_q"] == 2
 
 
+def test_the_hub_kernel_is_loaded_once():
+    q, k, v = tensors(1, 1, 8, 8, 2, 2, 64)
+    with machine_with("fa3.hub", *PACKAGES["fa3.hub"][-1]):
+        bound._loaded.cache_clear()
+        for scale in (0.25, 0.5):  # two decisions, each with a confirmation and a binding
+            hal.attention(q, k, v, backend="fa", scale=scale)
+        assert bound._loaded.cache_info().misses == 1
+
+
 def test_rows_without_keys():
     """The mask of packed rows against the oracle's, for every alignment of causal and windowed sequences."""
     lens = list(itertools.product((0, 1, 3), (0, 1, 2, 4)))
@@ -355,10 +364,11 @@ def test_rows_without_keys():
         assert torch.equal(packed_rows_without_keys(q, n, right), lse[0] == -torch.inf), right
 
 
-def test_compile_is_refused_where_the_package_registers_no_kernels():
+def test_compile_is_refused_where_the_package_registers_no_kernels(monkeypatch):
     q, k, v = tensors(1, 1, 16, 16, 2, 2, 64)
     with machine_with("fa4", *PACKAGES["fa4"][-1]):
-        d = hal.run._decide(q, k, v, backend="fa", compiling=True)
+        monkeypatch.setattr("hal.run.is_compiling", lambda: True)
+        d = hal.run.decided(q, k, v, backend="fa")
         assert "compile" in [r.id for c in d.candidates if c.kernel.name == "fa4" for r in c.reasons]
 
 

@@ -214,3 +214,10 @@ def test_people_see_choice_candidates_and_advice(hal):
     assert "torch_sdpa by sdpa.math" in out
     assert "chosen" in out
     assert "v_head_dim is 64; allowed: the same as head_dim" in out
+
+
+def test_the_help_lists_every_call_key(hal):
+    from hal.facts.call import CONTIGUOUS, KEYS
+
+    listed = hal("explain", "--help").out.partition("Call keys:")[2].partition(".")[0].split()
+    assert sorted(listed) == sorted(set(KEYS) - set(CONTIGUOUS))  # contiguous stands for the three of them

@@ -94,7 +94,9 @@ def test_people_write_it_in_many_ways(text, values):
 
 
 def test_later_text_overrides_earlier_and_the_base():
-    assert Call.parse(["head_dim=64,heads=2", "head_dim=128"], {"heads": 8, "dtype": "fp16"}) == Call.of(dtype="fp16", head_dim=128, heads=2)
+    assert Call.parse(["head_dim=64,heads=2", "head_dim=128"], {"heads": 8, "dtype": "fp16"}) == Call.of(
+        dtype="fp16", head_dim=128, heads=2
+    )
 
 
 @pytest.mark.parametrize("given, follows", [
@@ -158,7 +160,9 @@ def test_a_bad_value_is_quoted_with_what_is_allowed(key, value, allowed):
 
 
 def test_a_bad_dtype_is_quoted_with_a_suggestion_and_the_known():
-    with pytest.raises(FactError, match=r"'bfloat61' is no dtype; did you mean 'bfloat16'\? \(known: bfloat16, float16"):
+    with pytest.raises(
+        FactError, match=r"'bfloat61' is no dtype; did you mean 'bfloat16'\? \(known: bfloat16, float16"
+    ):
         Call.of(dtype="bfloat61")
 
 

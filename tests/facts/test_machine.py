@@ -20,7 +20,15 @@ from hal.rows import Prefer, Row
 
 text = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
 sizes = st.one_of(st.none(), st.integers(0, 2**45))
-devices = st.builds(Device, text, st.integers(0, 9), text, sizes, st.one_of(st.none(), st.frozensets(st.sampled_from(sorted(DTYPES)))), sizes)
+devices = st.builds(
+    Device,
+    text,
+    st.integers(0, 9),
+    text,
+    sizes,
+    st.one_of(st.none(), st.frozensets(st.sampled_from(sorted(DTYPES)))),
+    sizes,
+)
 packages = st.builds(Package, st.sampled_from(PACKAGE_STATES), st.one_of(st.none(), text), text)
 names = st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True)
 machines = st.builds(
@@ -33,7 +41,12 @@ machines = st.builds(
 def test_a_machine_is_read_from_the_json_that_it_writes(m):
     again = Machine.from_json(json.dumps(m.to_json()))
     assert again.to_json() == m.to_json()
-    assert (again.platform, again.devices, again.software, again.origin) == (m.platform, m.devices, m.software, m.origin)
+    assert (again.platform, again.devices, again.software, again.origin) == (
+        m.platform,
+        m.devices,
+        m.software,
+        m.origin,
+    )
 
 
 @given(machines)

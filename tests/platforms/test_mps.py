@@ -129,7 +129,7 @@ def run(call: str, q: Any, k: Any, v: Any, mask: Any = None, varlen: Any = None)
     from hal.facts import Call
     from hal.platforms.mps.kernels import bind_sdpa
 
-    sizes = f"heads={q.shape[-3]},kv_heads={k.shape[-3]},q_len={q.shape[-2]},kv_len={k.shape[-2]},layout=bhsd"
+    sizes = f"head_dim={q.shape[-1]},heads={q.shape[-3]},kv_heads={k.shape[-3]},q_len={q.shape[-2]},kv_len={k.shape[-2]},layout=bhsd"
     return bind_sdpa(Call.parse([sizes, call]))(q, k, v, mask, varlen)
 
 
@@ -204,7 +204,7 @@ def test_packed_sequences_and_empty_ones() -> None:
     from hal.platforms.mps.kernels import bind_sdpa
 
     for causal in (False, True):
-        call = Call(heads=4, kv_heads=2, q_len=145, kv_len=7, varlen=True, causal=causal)
+        call = Call(head_dim=8, heads=4, kv_heads=2, q_len=145, kv_len=7, varlen=True, causal=causal)
         want, _ = oracle.attention_varlen(q, k, v, cu_q, cu_k, is_causal=causal)
         got = bind_sdpa(call)(q, k, v, None, Varlen(cu_q, cu_k, 145, 7))
         torch.testing.assert_close(got, want.float(), atol=2e-5, rtol=2e-5)
@@ -231,7 +231,9 @@ def test_the_kernel_traces_with_dynamic_lengths() -> None:
     from hal.facts import Call
     from hal.platforms.mps.kernels import bind_sdpa
 
-    bound = bind_sdpa(Call(heads=2, kv_heads=2, q_len=None, kv_len=None, layout="bhsd", causal=True, compile=True))
+    bound = bind_sdpa(
+        Call(head_dim=8, heads=2, kv_heads=2, q_len=None, kv_len=None, layout="bhsd", causal=True, compile=True)
+    )
     compiled = torch.compile(lambda q, k, v: bound(q, k, v, None, None), fullgraph=True, dynamic=True, backend="eager")
     for n in (100, 130, 300):
         q, k, v = (torch.randn(1, 2, n, 8) for _ in range(3))

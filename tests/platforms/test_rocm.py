@@ -16,9 +16,9 @@ from simulated import host
 from hal.errors import FactError, PlatformError
 from hal.facts import Call, Device, Machine
 from hal.platforms.rocm import PLATFORM as ROCM
+from hal.platforms.rocm import VARIABLE
 from hal.platforms.rocm.arch import from_kernel
 from hal.platforms.rocm.detection import aotriton
-from hal.platforms.rocm.support import VARIABLE
 from hal.resolver import resolve
 
 # ---- architectures
@@ -93,7 +93,13 @@ DETECTED = [
     (HERE, BUILD, {"HIP_VISIBLE_DEVICES": "-1"}, "hidden", ["HIP_VISIBLE_DEVICES='-1' hides every device"]),
     (HERE, BUILD, {"CUDA_VISIBLE_DEVICES": ""}, "hidden", ["CUDA_VISIBLE_DEVICES='' hides every device"]),
     (HERE, BUILD, {"ROCR_VISIBLE_DEVICES": "-1"}, "hidden", ["ROCR_VISIBLE_DEVICES='-1' hides every device"]),
-    (HERE, {"__version__": "2.13.0+cpu"}, {}, "unusable", ["built for no AMD", "this PyTorch cannot use AMD GPUs"]),
+    (
+        HERE,
+        {"__version__": "2.13.0+cpu"},
+        {},
+        "unusable",
+        ["built for no NVIDIA, AMD", "this PyTorch cannot use AMD GPUs"],
+    ),
     (HERE, {"cuda": "13.0"}, {}, "unusable", ["built for CUDA 13.0", "this PyTorch cannot use AMD GPUs"]),
     (HERE, None, {}, "unusable", ["torch is not installed", "/dev/kfd exists"]),
     (CPU_ONLY, BUILD, {}, "absent", ["built for ROCm", "no AMD GPU"]),

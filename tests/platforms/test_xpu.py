@@ -374,6 +374,21 @@ def test_a_good_build_is_confirmed(call: str) -> None:
     assert confirm(*tensors(), call) is None
 
 
+def test_a_build_is_asked_once_for_each_kind_of_call() -> None:
+    from hal.facts import Call
+    from hal.platforms.xpu.kernels import confirm_flash
+    from hal.testing import fakes
+
+    q, k, v = tensors()
+    plain = "heads=4,kv_heads=2,head_dim=64,lse=true"
+    with fakes.installed(RECORD) as fake:
+        runs = []
+        for call in ("q_len=20,kv_len=33", "q_len=40,kv_len=33", "q_len=20,kv_len=33,causal=true"):
+            assert confirm_flash(q, k, v, None, Call.parse([plain, call])) is None
+            runs.append(len(fake.calls))
+    assert runs == [1, 1, 2]
+
+
 def test_a_build_that_writes_no_lse_is_found_out() -> None:
     """sgl-kernel-xpu before PR#330: (out, torch.empty(...))."""
     torch = pytest.importorskip("torch")
