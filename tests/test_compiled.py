@@ -99,7 +99,7 @@ def test_a_changed_policy_traces_again():
     first, again, other, other_again, back = counts
     assert first == again and set(first) == {"sdpa.cpu"}, "what is compiled is run, and decides nothing"
     assert other == other_again and other["sdpa.cpu"] == first["sdpa.cpu"] and other["sdpa.math"] > 0
-    assert back["sdpa.math"] == other["sdpa.math"]
+    assert back == other, "what was compiled before is found again"
 
 
 def test_a_refusal_is_told_while_tracing():
@@ -123,3 +123,18 @@ def test_a_bound_decision_traces_as_it_is():
     close(f(q, k, v), 2 * oracle.attention(q, k, v, is_causal=True)[0], 4e-5)
     with pytest.raises(Exception, match="_refuse"):  # torch.compile tells its own error in place of GuardError
         f(x(7), k, v)
+
+
+def test_autocast_means_the_same_when_compiled():
+    q, k, v = x(), x(), x()
+    f = compiled(lambda q, k, v: hal.attention(q, k, v))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = f(q, k, v)
+        assert torch.equal(out, hal.attention(q, k, v)) and out.dtype is torch.bfloat16
+
+
+def test_packed_sequences_are_refused_in_words():
+    cu = torch.tensor([0, 2, 6], dtype=torch.int32)
+    f = compiled(lambda q: hal.attention_varlen(q, q, q, cu_seqlens_q=cu, max_seqlen_q=4, max_seqlen_k=4))
+    with pytest.raises(Exception, match="cannot be traced; call it outside torch.compile"):
+        f(torch.randn(6, 2, 8))

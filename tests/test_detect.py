@@ -107,7 +107,9 @@ def test_a_tensors_device_type_selects_the_platform(monkeypatch):
     everyone = {p.name: p for p in (cuda, rocm, cpu)}
     for here in (cuda, rocm):
         monkeypatch.setattr(
-            detect, "_detected", type("D", (), {"platforms": everyone, "name": here.name, "error": None, "detections": ()})()
+            detect,
+            "_detected",
+            type("D", (), {"platforms": everyone, "name": here.name, "error": None, "detections": ()})(),
         )
         assert detect.platform_for("cuda") is here
         assert detect.platform_for("cpu") is cpu

@@ -266,3 +266,32 @@ def test_in_deterministic_mode_only_deterministic_kernels_run_and_repeat_themsel
         torch.set_deterministic_debug_mode("default")
     assert torch.equal(first, second)
     assert not hal.explain(q, q, q).call.deterministic
+
+
+# ---- autocast
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_under_autocast_attention_runs_in_the_autocast_dtype_as_pytorchs_own_does(layout):
+    q, k, v = (torch.randn(2, 4, 4, 8) for _ in range(3))
+    bias = torch.randn(4, 4)
+    hal.attention(q, k, v, attn_mask=bias, layout=layout)  # cached without
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = hal.attention(q, k.bfloat16(), v, attn_mask=bias, layout=layout)
+        d = hal.explain(q, k, v, attn_mask=bias, layout=layout)
+        t = (x if layout == "bhsd" else x.transpose(1, 2) for x in (q, k, v))
+        theirs = torch.nn.functional.scaled_dot_product_attention(*t, bias)
+        assert hal.attention(*(x.double() for x in (q, k, v))).dtype is torch.float64, "autocast leaves float64 alone"
+        with torch.autocast("cpu", enabled=False):
+            assert hal.attention(q, k, v).dtype is torch.float32
+    assert out.dtype is theirs.dtype is torch.bfloat16 and d.call.dtype == "bfloat16"
+    assert torch.equal(out, theirs if layout == "bhsd" else theirs.transpose(1, 2))
+    assert hal.attention(q, k, v, attn_mask=bias, layout=layout).dtype is torch.float32
+
+
+def test_packed_sequences_are_cast_too():
+    q, cu = torch.randn(5, 2, 8), torch.tensor([0, 2, 5], dtype=torch.int32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = hal.attention_varlen(q, q, q, cu_seqlens_q=cu)
+    assert out.dtype is torch.bfloat16
+    close(out, oracle.attention_varlen(q, q, q, cu, cu)[0], TOLERANCE[torch.bfloat16])

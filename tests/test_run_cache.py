@@ -9,9 +9,14 @@ import torch
 
 import hal
 from hal import context, run
-from hal.errors import GuardError, NoKernelError
-from hal.facts import Device, Machine
+from hal.backend import Backend, Kernel
+from hal.catalog import Catalog
+from hal.errors import CallError, GuardError, NoKernelError
+from hal.facts import Call, Device, Machine
+from hal.platform import Platform
 from hal.policy import AUTOMATIC, Policy, Request
+from hal.resolver import resolve
+from hal.rows import Prefer, Row
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +61,7 @@ APART = [
     {"q": (1, 3, 2, 8)}, {"k": (1, 5, 2, 8)}, {"v_dim": 16}, {"dtype": torch.float16}, {"is_causal": True}, {"scale": 0.3},
     {"dropout_p": 0.1}, {"window": 2}, {"layout": "bhsd"}, {"return_lse": True}, {"role": "cross"}, {"backend": "torch_sdpa"},
     {"attn_mask": torch.ones(4, 4, dtype=torch.bool)}, {"attn_mask": torch.zeros(4, 4)}, {"attn_mask": torch.zeros(1, 1, 4, 4)},
-    {"attn_mask": torch.zeros(4, 4, requires_grad=True)}, {"strided": True}, {"grad": True}, {"deterministic": True},
+    {"attn_mask": torch.zeros(4, 4, requires_grad=True)}, {"strided": True}, {"grad": True}, {"deterministic": True}, {"flash": False},
     {"component": "vae"}, {"policy": Policy((Request("torch_sdpa", kernel="sdpa.math"),))}, {"policy": Policy(waive=frozenset({"a"}))},
     {"machine": Machine("cpu", (Device("x86-64-v2"),), {"torch": "2.13.0"})},
 ]  # fmt: skip
@@ -72,6 +77,7 @@ def test_whatever_a_decision_depends_on_makes_another(decided, change):
         strided=False,
         grad=False,
         deterministic=False,
+        flash=True,
         **rest,
     ):
         outer = {n: rest.pop(n) for n in ("component", "policy", "machine") if n in rest}
@@ -79,11 +85,13 @@ def test_whatever_a_decision_depends_on_makes_another(decided, change):
         if strided:
             q = torch.cat([q, q], -1)[..., ::2]
         torch.set_deterministic_debug_mode(1 if deterministic else 0)
+        torch.backends.cuda.enable_flash_sdp(flash)
         try:
             with context.changed(**outer):
                 hal.attention(q.requires_grad_(grad), k, v, **rest)
         finally:
             torch.set_deterministic_debug_mode(0)
+            torch.backends.cuda.enable_flash_sdp(True)
 
     call()
     call(**change)
@@ -168,6 +176,57 @@ def test_each_thread_has_its_own_context_and_all_are_counted():
     assert {r.component: r.runs for r in hal.receipts()} == dict.fromkeys(names, 50)
 
 
+@pytest.mark.parametrize("cu", [[0, 4, 5], [1, 4, 6], [0, 5, 4, 6], [0, 1, 6]])
+def test_packed_lengths_are_checked_at_every_call_on_a_cpu(cu):
+    q = x(6, 2, 8)
+    hal.attention_varlen(q, q, q, cu_seqlens_q=torch.tensor([0, 2, 6], dtype=torch.int32), max_seqlen_q=4, max_seqlen_k=4)
+    with pytest.raises(CallError, match="cu_seqlens_q must rise|the longest sequence has 5 tokens"):
+        hal.attention_varlen(q, q, q, cu_seqlens_q=torch.tensor(cu, dtype=torch.int32), max_seqlen_q=4, max_seqlen_k=4)
+
+
+# ---- what only a real call needs
+
+
+class Chip(Platform):
+    """An accelerator that may be capturing a graph."""
+
+    name = device_type = "chip"
+    order = (Prefer("b"),)
+    support = {"b": (Row("k"),)}
+    busy = False
+
+    def capturing(self):
+        return self.busy
+
+
+def on_chip(call=None, **kernel):
+    k = Kernel("k", lambda call: lambda q, k, v, mask, varlen: q, **kernel)
+    chip = Chip()
+    catalog = Catalog({"chip": chip}, {"b": Backend("b", kernels=(k,))})
+    call = call or Call.of(dtype="fp32", head_dim=8, heads=2, batch=1, q_len=4)
+    return chip, resolve(call, Machine("chip", (Device("c"),)), catalog, Policy((Request("b"),)))
+
+
+def test_a_kernel_that_no_graph_may_hold_is_stopped_while_one_is_captured():
+    chip, decision = on_chip()
+    q = x()
+    ran = run.runnable(decision, q, q, None)
+    assert ran(q, q, q, None, None) is q
+    chip.busy = True
+    with pytest.raises(GuardError, match="k .no fittings. cannot be captured into a graph"):
+        ran(q, q, q, None, None)
+    chip, decision = on_chip(honours={"graph"})
+    chip.busy = True
+    assert run.runnable(decision, q, q, None)(q, q, q, None, None) is q
+
+
+def test_what_depends_on_an_unknown_fact_is_not_run():
+    _, decision = on_chip(Call.of(dtype="fp32", head_dim=8, heads=2, batch=1), limits={"q_len": {128}})
+    assert decision.kernel == "k" and decision.warnings
+    with pytest.raises(NoKernelError, match="whether k may run this call depends on q_len"):
+        run.runnable(decision, x(), x(), None)
+
+
 # ---- bound decisions
 
 
@@ -187,6 +246,8 @@ def test_a_bound_decision_gives_what_attention_gives_and_is_counted(decided):
     ({"q": x().to("meta")}, "the device is meta, bound for cpu"),
     ({"q": x(requires_grad=True)}, "the need of gradients is True, bound for False"),
     ({"v": x(requires_grad=True)}, "the need of gradients is True, bound for False"),
+    ({"k": x().half()}, "the dtype of k is torch.float16, bound for torch.float32"),
+    ({"v": x(1, 4, 2, 16)[..., ::2]}, "the contiguity of rows is False, bound for True"),
     ({"attn_mask": None}, "the mask is None"),
     ({"attn_mask": torch.zeros(4, 4)}, "the mask is"),
     ({"attn_mask": torch.ones(1, 4).bool()}, "the mask is"),
@@ -197,6 +258,12 @@ def test_a_bound_decision_guards_what_it_was_decided_on(change, said):
     with pytest.raises(GuardError, match=said + r".*bind again for these tensors, or call hal.attention"):
         bound(**{**given, **change})
     assert hal.receipts() == []
+
+
+def test_rows_may_lie_anywhere_as_long_as_they_are_contiguous():
+    q = x()
+    bound = hal.bind(q, q, q)
+    assert torch.equal(bound(*[q.transpose(1, 2).contiguous().transpose(1, 2)] * 3), bound(q, q, q))
 
 
 def test_what_was_bound_without_gradients_is_not_run_with_them():
