@@ -60,10 +60,8 @@ def derive(facts: dict[str, Any]) -> dict[str, Any]:
     window = None if facts["window"] is None else facts["window"] != (-1, -1)
     uneven = _all([facts["causal"], _any([facts["varlen"], facts["rectangular"]])])
     facts["biased"] = _any([facts["masked"], window, uneven])
-    # A size that is a symbol under torch.compile is at least 2: it specialises on 0 and 1.
     sizes = (b, h, q, k)
-    lengths = (q, k)  # a batch or a head is there unless the call says otherwise
-    facts["empty"] = True if 0 in sizes else None if None in lengths and not facts["compile"] else False
+    facts["empty"] = 0 in sizes  # a size that is not known is taken to be there; a real call knows all of its own
     # PyTorch's math path holds scores and weights at once, in float32 for the half types too.  Packed sequences run one
     # at a time, and only a backward needs the weights of all.
     item = 8 if facts["dtype"] == "float64" else 4
