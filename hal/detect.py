@@ -19,6 +19,19 @@ ENVIRONMENT = "HAL_PLATFORM"
 IGNORE = "HAL_IGNORE_PLUGIN"
 
 
+# Every variable that hal or its own suites read; another of that prefix is told, as it may be misspelt or long gone.
+VARIABLES = (ENVIRONMENT, IGNORE, "HAL_HARDWARE", "HAL_CONTRACTS_LARGE")
+
+
+def strangers(env: Mapping[str, str]) -> list[str]:
+    """What to say of variables that look like ours and that nothing reads."""
+    return [
+        f"{unknown('environment variable', n, VARIABLES)}: nothing reads it"
+        for n in sorted(env)
+        if n.startswith("HAL_") and n not in VARIABLES
+    ]
+
+
 def ignored() -> frozenset[str]:
     """Plug-ins that the environment says to go on without."""
     return frozenset(n.strip() for n in os.environ.get(IGNORE, "").split(",") if n.strip())
@@ -80,6 +93,7 @@ class _Detected:
         self.platforms, self.problems = plugins.platforms(ignored())
         raised: dict[str, BaseException] = {}
         self.detections = detections(self.platforms, host, raised)
+        self.strangers = strangers(host.env)
         self.error: Exception | None = None
         self.name = ""
         try:
@@ -105,6 +119,12 @@ def detected(again: bool = False) -> _Detected:
 def real_platform() -> Platform:
     """The platform that is really here.  Raises what went wrong with detection."""
     d = detected()
+    if d.strangers:
+        import warnings
+
+        for said in d.strangers:
+            warnings.warn(said, stacklevel=2)
+        d.strangers = []  # once is enough
     if d.error is not None:
         raise d.error
     return d.platforms[d.name]

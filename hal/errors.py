@@ -61,8 +61,9 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """``; did you mean 'x'?`` or the empty string."""
     from difflib import get_close_matches
 
-    close = get_close_matches(str(name).lower(), [str(n) for n in names], n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    by_lower = {str(n).lower(): str(n) for n in names}
+    close = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def unknown(kind: str, name: object, names: Iterable[str]) -> str:

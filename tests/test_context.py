@@ -27,7 +27,6 @@ def half():
     ("h100", {"flash_attn_interface": "3.0.0"}, "fa3"),  # by the name that is imported
     ("h100", {"flash_attn_3": Package("broken", "3.0.0", "undefined symbol")}, "sdpa.flash"),
     ("cuda:8.6", {"flash-attn": "2.8.3"}, "fa2"),
-    ("910b", {}, "ascend_fa"),
     ("x86", {}, "sdpa.cpu"),
 ])  # fmt: skip
 def test_a_simulated_machine_decides_in_place_of_this_one(on, packages, kernel):
@@ -35,8 +34,6 @@ def test_a_simulated_machine_decides_in_place_of_this_one(on, packages, kernel):
     with hal.simulate(on, packages=packages) as machine:
         d = hal.explain(*half())
         assert hal.current_platform().name == d.machine.platform == machine.platform
-        if on == "910b":  # its own kernel is for rings
-            kernel = d.kernel
         assert d.kernel == kernel and d.machine is machine
     assert hal.explain(*half()).kernel == here == "sdpa.cpu"
 
@@ -63,7 +60,9 @@ def test_a_machine_that_does_not_exist_is_told(on, error, said):
 
 def test_a_facts_file_is_a_machine(tmp_path):
     file = tmp_path / "box.json"
-    file.write_text('{"platform": "cuda", "devices": [{"arch": "9.0", "index": 3}], "software": {"torch": "2.13.0"}, "packages": {}}')
+    file.write_text(
+        '{"platform": "cuda", "devices": [{"arch": "9.0", "index": 3}], "software": {"torch": "2.13.0"}, "packages": {}}'
+    )
     with hal.simulate(str(file)) as m:
         assert (m.devices[0].arch, m.origin) == ("sm90", f"file {file}")
         assert hal.explain(*half()).call.device == 3
@@ -71,9 +70,17 @@ def test_a_facts_file_is_a_machine(tmp_path):
 
 def test_what_was_decided_for_a_simulated_machine_is_no_silent_stand_in():
     hal.clear_receipts()
-    with hal.simulate("h100"), pytest.raises(SimulationError, match="sdpa.flash was chosen for the simulated machine .preset h100. and cannot run"):
+    with (
+        hal.simulate("h100"),
+        pytest.raises(
+            SimulationError, match="sdpa.flash was chosen for the simulated machine .preset h100. and cannot run"
+        ),
+    ):
         hal.attention(*half())
-    with hal.simulate("h100", packages={"flash_attn_3": "3.0.0"}), pytest.raises(SimulationError, match="fa3 was chosen .*explain inside hal.simulate, run outside"):
+    with (
+        hal.simulate("h100", packages={"flash_attn_3": "3.0.0"}),
+        pytest.raises(SimulationError, match="fa3 was chosen .*explain inside hal.simulate, run outside"),
+    ):
         hal.attention(*half())
     with hal.simulate("x86"):
         assert hal.attention(*half()).shape == (1, 4, 2, 64)

@@ -170,3 +170,20 @@ def test_a_host_reads_files_under_its_root_alone(tmp_path):
     (tmp_path / "opt" / "lib").mkdir(parents=True)
     (tmp_path / "opt" / "lib" / "libmade.so").write_text("")
     assert host.library("libmade.so") == "/opt/lib/libmade.so"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("HAL_PLATFROM", "; did you mean 'HAL_PLATFORM'"), ("HAL_XYZZY", r" \(known: HAL_CONTRACTS_LARGE, ")],
+)
+def test_a_variable_that_nothing_reads_is_told_once(monkeypatch, name, said):
+    """Field case A21, golden case 40."""
+    monkeypatch.setattr(detect, "_detected", None)
+    monkeypatch.setenv(name, "x")
+    with pytest.warns(UserWarning, match=f"unknown environment variable '{name}'{said}"):
+        detect.real_platform()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        detect.real_platform()

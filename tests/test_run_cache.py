@@ -179,7 +179,9 @@ def test_each_thread_has_its_own_context_and_all_are_counted():
 @pytest.mark.parametrize("cu", [[0, 4, 5], [1, 4, 6], [0, 5, 4, 6], [0, 1, 6]])
 def test_packed_lengths_are_checked_at_every_call_on_a_cpu(cu):
     q = x(6, 2, 8)
-    hal.attention_varlen(q, q, q, cu_seqlens_q=torch.tensor([0, 2, 6], dtype=torch.int32), max_seqlen_q=4, max_seqlen_k=4)
+    hal.attention_varlen(
+        q, q, q, cu_seqlens_q=torch.tensor([0, 2, 6], dtype=torch.int32), max_seqlen_q=4, max_seqlen_k=4
+    )
     with pytest.raises(CallError, match="cu_seqlens_q must rise|the longest sequence has 5 tokens"):
         hal.attention_varlen(q, q, q, cu_seqlens_q=torch.tensor(cu, dtype=torch.int32), max_seqlen_q=4, max_seqlen_k=4)
 

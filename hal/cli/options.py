@@ -68,6 +68,8 @@ def installed() -> Catalog:
     from .. import detect, plugins
 
     catalog = plugins.catalog(detect.ignored())
+    for said in detect.strangers(os.environ):
+        click.echo(f"hal: warning: {said}", err=True)
     for p in catalog.problems:
         click.echo(f"hal: warning: {p}; --ignore-plugin {p.name} silences this", err=True)
     return catalog

@@ -11,6 +11,7 @@ SDP = "pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp"
 FA2 = "flash-attention README.md"
 FA3 = "flash-attention hopper/flash_api.cpp"
 FA4 = "flash-attention flash_attn/cute/interface.py"
+HUB = "hub kernels-community/flash-attn3: capabilities 8.0 and 9.0a"
 SGL = "sglang sgl-kernel/python/sgl_kernel/flash_attn.py"
 
 FLASH_BACKWARD = (

@@ -121,6 +121,9 @@ CASES = (
         "each package has its own set",
         rows=(
             Row("flash_attn", "a100", "head_dim=224", "fa/fa2", FA2, ask="fa"),
+            Row("192 with 128 on Hopper", "h100", "head_dim=192,v_head_dim=128", "fa/fa3.hub", "kernels==0.16.0", ask="fa"),
+            Row("and there alone", "rtx4090", "head_dim=192,v_head_dim=128", REFUSED, "kernels==0.16.0", ask="fa/fa3.hub",
+                against={"fa3.hub": "v_head_dim"}),
             Row("vLLM's build", "a100", "head_dim=224", REFUSED, "vllm-flash-attn==0.28.0", ask="fa/fa2.vllm",
                 against={"fa2.vllm": "head_dim"}),
         ),

@@ -101,6 +101,10 @@ CASES = (
         rows=(
             Row("past 2^32", "a100", "q_len=65537,mask=bool", "torch_sdpa/sdpa.math", warns=True,
                 against={"sdpa.efficient": "known_bad.efficient.long_mask"}, says=("pytorch#162588", "over 4 GiB")),
+            Row("a window is a mask to PyTorch", "a100", "q_len=65537,window=512:512", "torch_sdpa/sdpa.math",
+                against={"sdpa.efficient": "known_bad.efficient.long_mask"}),
+            Row("so is causality of unequal lengths", "a100", "q_len=65536,kv_len=65537,causal=true", "torch_sdpa/sdpa.math",
+                against={"sdpa.efficient": "known_bad.efficient.long_mask", "sdpa.flash": "causal.square"}),
             Row("up to 2^32", "a100", "q_len=65536,mask=bool", "torch_sdpa/sdpa.efficient"),
             Row("the gradient from 2^31", "a100", "q_len=46342,mask=bool,grad=true", "torch_sdpa/sdpa.math",
                 against={"sdpa.efficient": "known_bad.efficient.long_mask_backward"}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
@@ -14,6 +13,7 @@ from attached import ZEROS
 
 import hal
 from hal import plugins, run
+from hal.catalog import Catalog
 from hal.testing import tiny
 
 diffusers = pytest.importorskip("diffusers")
@@ -39,7 +39,7 @@ def named_pipeline(request: pytest.FixtureRequest) -> tuple[str, Any]:
 def zeros(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a backend whose output is zero, as an outsider would add it."""
     catalog = plugins.catalog(frozenset())
-    wider = replace(catalog, backends={**catalog.backends, "zeros": ZEROS}, _lines={}, _orders={})
+    wider = Catalog(catalog.platforms, {**catalog.backends, "zeros": ZEROS}, catalog.problems)
     monkeypatch.setattr(plugins, "catalog", lambda ignore=frozenset(): wider)
     yield "zeros"
     run.forget()
