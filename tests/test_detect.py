@@ -109,7 +109,9 @@ def test_a_tensors_device_type_selects_the_platform(monkeypatch):
         monkeypatch.setattr(
             detect,
             "_detected",
-            type("D", (), {"platforms": everyone, "name": here.name, "error": None, "detections": ()})(),
+            type(
+                "D", (), {"strangers": (), "platforms": everyone, "name": here.name, "error": None, "detections": ()}
+            )(),
         )
         assert detect.platform_for("cuda") is here
         assert detect.platform_for("cpu") is cpu
@@ -122,7 +124,9 @@ def test_a_tensors_device_type_selects_the_platform(monkeypatch):
 
 def test_what_import_met_is_raised_on_use(monkeypatch):
     error = PlatformError("two are here")
-    monkeypatch.setattr(detect, "_detected", type("D", (), {"platforms": {}, "name": "", "error": error})())
+    monkeypatch.setattr(
+        detect, "_detected", type("D", (), {"strangers": (), "platforms": {}, "name": "", "error": error})()
+    )
     with pytest.raises(PlatformError, match="two are here"):
         detect.real_platform()
 
