@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .examination import Candidate, Examination
 from .facts import CALL_FACTS
+from .facts.flat import FEATURES
 from .fittings import BY_REASON, FITTINGS, fix
 from .policy import Request
 from .rules import Reason, check, show
@@ -56,6 +57,8 @@ def _one_change(c: Candidate) -> str:
     if not failed or len(failed) != len(c.reasons) or len({r.fact for r in failed}) > 1 or c.kernel is None:
         return ""
     r = failed[0]
+    if r.id in FEATURES:
+        return ""  # to ask for something else is no advice
     if r.id in _PAD.mends and BY_REASON[r.id].name not in c.kernel.fittings:
         return ""
     if r.waiver:

@@ -13,10 +13,11 @@ from .errors import DeclarationError, FactError, PlatformError, PolicyError, unk
 from .facts import CALL_FACTS, Machine
 from .facts.flat import MACHINE_FACTS
 from .facts.packages import Package, package_key
+from .fittings import FITTINGS
 from .platform import Platform
 from .plugins import Problem
 from .rows import Prefer, Row
-from .rules import VERSION_FACTS, Limits, Reason, Rule, Test, Verdict, check, compiled, limit_of
+from .rules import VERSION_FACTS, Limits, Reason, Rule, Test, Verdict, check, compiled, limit_of, within
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Catalog:
     backends: Mapping[str, Backend]
     problems: tuple[Problem, ...] = ()
     partial: bool = False  # a plug-in is missing, so what is declared may name a kernel that is not here
+    _archs: dict[tuple[str, str], str] = field(default_factory=dict, init=False, repr=False)
     _lines: dict[tuple[str, str, str], tuple[Line, ...]] = field(default_factory=dict, init=False, repr=False)
     _orders: dict[str, tuple[tuple[Prefer, tuple[Test, ...]], ...]] = field(
         default_factory=dict, init=False, repr=False
@@ -151,8 +153,8 @@ class Catalog:
         if on.endswith(".json") or Path(on).is_file():
             try:
                 text = Path(on).read_text("utf-8")
-            except OSError as e:
-                raise FactError(f"the facts file {on} cannot be read: {e.strerror}") from None
+            except (OSError, UnicodeDecodeError) as e:
+                raise FactError(f"the facts file {on} cannot be read: {getattr(e, 'strerror', None) or e}") from None
             m = Machine.from_json(text, f"file {on}")
             return self.platform(m.platform).read(m)
         name, colon, arch = on.partition(":")
@@ -184,6 +186,37 @@ class Catalog:
         if key not in self.packages and key not in machine.packages:
             raise FactError(unknown("package", name, {*self.packages, *machine.packages}))
         return key
+
+    def read(self, machine: Machine) -> Machine:
+        """The machine with its architectures in the one spelling; itself where they are.  Raises FactError."""
+        platform = self.platform(machine.platform)
+        for d in machine.devices:
+            key = machine.platform, d.arch
+            if key not in self._archs:
+                self._archs[key] = platform.parse_arch(d.arch)
+            if self._archs[key] != d.arch:
+                return platform.read(machine)
+        return machine
+
+    def check_request(self, backend: str, kernel: str) -> None:
+        """Raises PolicyError where a request names what is not declared."""
+        if backend and backend not in self.backends:
+            raise PolicyError(unknown("attention backend", backend, self.backends))
+        if kernel:
+            self.kernel_name(kernel)
+
+    def check_names(self, waive: frozenset[str], fit: frozenset[str]) -> None:
+        """Raises PolicyError for a waiver or a fitting that does not exist."""
+        for kind, given, known in (("waiver", waive, self.waivers if waive else ()), ("fitting", fit, FITTINGS)):
+            for name in sorted(given - set(known)):
+                raise PolicyError(unknown(kind, name, known))
+
+    @cached_property
+    def waivers(self) -> frozenset[str]:
+        """The names by which rules may be overruled."""
+        rows = (r for p in self.platforms.values() for rows in p.support.values() for row in rows for r in row.rules)
+        declared = (*(b.rule for b in self.known_bad), *(r for k in self.kernels.values() for r in k.rules), *rows)
+        return frozenset(r.waiver for r in declared if r.waiver)
 
     # ---- what is declared
 
@@ -295,6 +328,21 @@ class Catalog:
     def backends_in_order(self, platform: str) -> list[str]:
         """All backends, those of the platform's order first."""
         return list(dict.fromkeys([*(p.backend for p, _ in self.order(platform)), *self.backends]))
+
+
+def _checked_version(name: str, p: Any) -> Any:
+    if isinstance(p, str) and within(">=0", p) is None:
+        raise FactError(f"{name} {p!r} is no PEP 440 version; write, say, 2.8.3")
+    return p
+
+
+def _cudnn(name: str, version: str | None) -> str | None:
+    """torch.backends.cudnn.version() writes 9.19.0 as 91900, and 8.9.7 as 8907."""
+    if name != "cudnn" or version is None or not version.isdigit() or int(version) < 1000:
+        return version
+    n = int(version)
+    parts = (n // 10000, n // 100 % 100, n % 100) if n >= 90000 else (n // 1000, n // 100 % 10, n % 100)
+    return ".".join(map(str, parts))
 
 
 def read_known_bad(path: Path, owner: str, platform: str = "") -> list[KnownBad]:

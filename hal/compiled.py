@@ -5,6 +5,7 @@ Decided while tracing; nothing is cached here.  Sizes that are symbols are unkno
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from . import run
 from .context import current
-from .errors import CallError
+from .errors import CallError, HalError
 from .ledger import tally
 
 try:
@@ -42,10 +43,14 @@ def traceable(
         window = int(window) if not isinstance(window, (tuple, list)) else tuple(int(n) for n in window)
     if torch.is_autocast_enabled(q.device.type):
         q, k, v, attn_mask = run.autocast(q, k, v, attn_mask)
-    decision = run.decided(
-        q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend
-    )
-    bound = run.runnable(decision, q, k, attn_mask)
+    try:
+        decision = run.decided(
+            q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend
+        )
+        bound = run.runnable(decision, q, k, attn_mask)
+    except HalError as e:  # Dynamo tells of the failure, and not of the reason
+        logging.getLogger("hal").error("refused while torch.compile traces: %s", e)
+        raise
     tally(decision, current.get().component).runs += 1
     with torch.autocast(q.device.type, enabled=False):
         return bound(q, k, v, attn_mask, None)

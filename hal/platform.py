@@ -74,6 +74,8 @@ class Platform:
 
     def parse_arch(self, text: Any) -> str:
         """The one spelling of an architecture, from every form in which people write it.  Raises FactError."""
+        if not hasattr(self._package, "__path__"):
+            return str(text).strip()  # a platform of one file has no grammar: its names are opaque
         arch: str | None = self._part("arch").parse(text)
         if arch is None:
             raise FactError(f"{text!r} is no {self.title or self.name} architecture; write it as {self.arch_forms}")

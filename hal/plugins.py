@@ -36,6 +36,8 @@ class Problem(namedtuple("Problem", ("group", "name", "distribution", "error")))
 
     def as_error(self) -> PluginError:
         """To raise where this machine is resolved: what is missing might have been its kernel."""
+        if isinstance(self.error, PluginError):  # a clash of names, which says itself how to choose
+            return PluginError(str(self))
         error = PluginError(f"{self}; go on without it by --ignore-plugin {self.name} or HAL_IGNORE_PLUGIN={self.name}")
         error.__cause__ = self.error
         return error
@@ -105,10 +107,23 @@ def _archived(folder: str, seen: set[str]) -> list[EntryPoint]:
     return out
 
 
+def _quietly(e: EntryPoint) -> Any:
+    """A stranger's import prints nothing: a command's JSON is on the same stdout."""
+    import io
+
+    out, err = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = io.StringIO()
+    try:
+        return e.load()
+    finally:
+        sys.stdout, sys.stderr = out, err
+
+
 def load(group: str, kind: type[Any], ignore: frozenset[str]) -> tuple[dict[str, Any], list[Problem]]:
     """Objects by name; a plug-in that fails, or that takes a name of another, is a Problem and not an exception."""
     found: dict[str, Any] = {}
     owner: dict[str, EntryPoint] = {}
+    taken: dict[str, str] = {}  # alias -> backend
     problems: list[Problem] = []
     points = sorted((e for e in entry_points() if e.group == group), key=lambda e: e.distribution != OURS)
     for e in points:
@@ -121,17 +136,22 @@ def load(group: str, kind: type[Any], ignore: frozenset[str]) -> tuple[dict[str,
                     f"the name {e.name!r} is taken by the distribution {first!r}; keep one with "
                     f"--ignore-plugin {e.distribution}:{e.name} or --ignore-plugin {first}:{e.name}"
                 )
-            thing = e.load()
+            thing = e.load() if e.distribution == OURS else _quietly(e)
             if isinstance(thing, type) and issubclass(thing, kind):
                 thing = thing()
             if not isinstance(thing, kind):
                 raise TypeError(f"{e.target} is {type(thing).__name__}, not a {kind.__name__}")
+            for alias in getattr(thing, "aliases", ()):
+                if alias in found or alias in taken:
+                    first = taken.get(alias, alias)
+                    raise PluginError(f"its alias {alias!r} is a name of the backend {first!r}; rename it")
             if thing.name != e.name:
                 raise TypeError(f"{e.target} calls itself {thing.name!r}, its entry point {e.name!r}")
         except (Exception, SystemExit) as error:
             problems.append(Problem(group, e.name, e.distribution, error))
         else:
             found[e.name], owner[e.name] = thing, e
+            taken.update(dict.fromkeys(getattr(thing, "aliases", ()), e.name))
     return found, problems
 
 

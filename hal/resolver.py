@@ -15,7 +15,10 @@ def resolve(call: Call, machine: Machine, catalog: Catalog, policy: Policy = AUT
     A decision without a chosen kernel is an answer too: ``decision.error`` says what was asked, found and allowed;
     ``decision.bind()`` raises it.  The trace (``decision.candidates``) is made when it is asked for.
     """
-    catalog.platform(machine.platform)
+    machine = catalog.read(machine)
+    for r in policy.requests:
+        catalog.check_request(r.backend, r.kernel)
+    catalog.check_names(policy.waive, policy.fit)
     decision = Decision(call, machine, catalog, policy)
     for request in policy.requests:
         if request.mode == "forbid":

@@ -18,7 +18,7 @@ from .ledger import tally
 from .policy import Request
 from .resolver import resolve
 from .settlement import settle
-from .tensors import call_of, four_axes, rows_contiguous, varlen_call_of
+from .tensors import call_of, check_arguments, check_lengths, four_axes, rows_contiguous, varlen_call_of
 
 LIMIT = 4096  # entries; video shapes vary, so the cache is bounded
 
@@ -80,29 +80,34 @@ def attention(
             q, k, v, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=enable_gqa, layout=layout,
             return_lse=return_lse, role=role, **{n: x for n, x in given.items() if x is not None},
         )  # fmt: skip
-    if _any_autocast() and torch.is_autocast_enabled(q.device.type):
-        q, k, v, attn_mask = autocast(q, k, v, attn_mask)
-        with torch.autocast(q.device.type, enabled=False):
-            return attention(
-                q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p, enable_gqa=enable_gqa,
-                window=window, layout=layout, return_lse=return_lse, role=role, backend=backend,
-            )  # fmt: skip
-    grad = is_grad_enabled()
-    key: tuple[Any, ...] = (
-        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device,
-        grad and (q.requires_grad or k.requires_grad or v.requires_grad), _deterministic(), _flash_allowed(),
-        is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend, current.get(),
-    )  # fmt: skip
-    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
-        key += (q.stride(), k.stride(), v.stride())
-    if attn_mask is not None:
-        key += (attn_mask.shape, attn_mask.dtype, attn_mask.stride(), grad and attn_mask.requires_grad)
     try:
+        if _any_autocast() and torch.is_autocast_enabled(q.device.type):
+            q, k, v, attn_mask = autocast(q, k, v, attn_mask)
+            with torch.autocast(q.device.type, enabled=False):
+                return attention(
+                    q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p,
+                    enable_gqa=enable_gqa, window=window, layout=layout, return_lse=return_lse, role=role, backend=backend,
+                )  # fmt: skip
+        grad = is_grad_enabled()
+        key: tuple[Any, ...] = (
+            q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.is_cpu, v.is_cpu,
+            grad and (q.requires_grad or k.requires_grad or v.requires_grad), _deterministic(), _flash_allowed(),
+            is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend, current.get(),
+        )  # fmt: skip
+        if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+            key += (q.stride(), k.stride(), v.stride())
+        if attn_mask is not None:
+            key += (
+                attn_mask.shape,
+                attn_mask.dtype,
+                attn_mask.stride(),
+                attn_mask.device,
+                grad and attn_mask.requires_grad,
+            )
         entry = _entries.get(key)
-    except TypeError:
-        raise _unhashable(
-            scale=scale, dropout_p=dropout_p, window=window, layout=layout, role=role, backend=backend
-        ) from None
+    except (AttributeError, TypeError, RuntimeError):
+        check_arguments(q, k, v, attn_mask, scale, dropout_p, window, layout, role, backend)
+        raise
     if entry is None:
         decision = decided(
             q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend
@@ -137,6 +142,8 @@ def attention_varlen(
     ``cu_seqlens`` are checked at the first call of a signature, on a CPU at every call.  Not for torch.compile.
     Returns [Tq, H, Dv], and with ``return_lse`` the LSE [H, Tq].  All else as ``hal.attention``.
     """
+    check_arguments(q, k, v, None, scale, dropout_p, window, "bshd", role, backend)
+    check_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if is_compiling():
         raise CallError("hal.attention_varlen reads its lengths and cannot be traced; call it outside torch.compile")
     if _any_autocast() and torch.is_autocast_enabled(q.device.type):
@@ -156,10 +163,7 @@ def attention_varlen(
         cu_seqlens_q.shape, cu_k.shape, cu_seqlens_q.dtype, cu_k.dtype, max_q, max_k,
         is_causal, scale, dropout_p, enable_gqa, window, return_lse, role, backend, current.get(),
     )  # fmt: skip
-    try:
-        entry = _entries.get(key)
-    except TypeError:
-        raise _unhashable(scale=scale, dropout_p=dropout_p, window=window, role=role, backend=backend) from None
+    entry = _entries.get(key)
     if entry is None or q.is_cpu:
         call = varlen_call_of(
             q, k, v, cu_seqlens_q, cu_k, max_q, max_k, is_causal, scale, dropout_p, enable_gqa, window, return_lse, role
@@ -180,11 +184,6 @@ def autocast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tens
 
 def _longest(cu: Tensor) -> int:
     return int(cu.diff().max()) if cu.numel() > 1 else 0
-
-
-def _unhashable(**arguments: Any) -> CallError:
-    name, x = next(((n, x) for n, x in arguments.items() if x.__hash__ is None), ("an argument", "unhashable"))
-    return CallError(f"{name} is {x!r}; write plain values: a number, a text or a tuple")
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Decision:
@@ -307,20 +306,21 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
     """Decide once for these tensors and arguments (those of ``hal.attention``): a function ``bound(q, k, v, attn_mask=None)``.
 
     It costs a fraction of ``hal.attention``, works inside ``torch.compile(fullgraph=True)``, and raises GuardError for
-    tensors of other shapes, dtype, device, need of gradients, or rows that are no longer contiguous.  It takes tensors as
-    they are, also under torch.autocast.  ``bound.decision`` is its Decision.
+    tensors of other shapes, dtype, device, need of gradients, rows that are no longer contiguous, or under torch.autocast.
+    ``bound.decision`` is its Decision.
     """
     decision = decided(q, k, v, attn_mask, **arguments)
     run = runnable(decision, q, k, attn_mask)
     count = tally(decision, current.get().component)
     q_shape, k_shape, v_shape, dtype, _, _, device, grad, _ = key = _signature(q, k, v)
     mask_key = _mask_signature(attn_mask)
-    rows = decision.facts["contiguous"]
+    rows, cpu = decision.facts["contiguous"], q.is_cpu
 
     def bound(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Any:
         if (
             q.shape != q_shape or k.shape != k_shape or v.shape != v_shape
-            or q.dtype is not dtype or k.dtype is not dtype or v.dtype is not dtype or q.device != device
+            or q.dtype is not dtype or k.dtype is not dtype or v.dtype is not dtype
+            or q.device != device or k.is_cpu is not cpu or v.is_cpu is not cpu or _any_autocast()
             or (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) is not grad
             or (rows and not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()) and not _rows(q, k, v))
             or ((attn_mask is not None or mask_key is not None) and _mask_signature(attn_mask) != mask_key)
@@ -341,7 +341,8 @@ _SIGNATURE = (
 
 def _signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     grad = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, grad, _rows(q, k, v)
+    devices = q.device if k.is_cpu == v.is_cpu == q.is_cpu else f"{q.device}, {k.device} and {v.device}"
+    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, devices, grad, _rows(q, k, v)
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -353,5 +354,9 @@ def _mask_signature(mask: Tensor | None) -> Any:
 
 
 def _refuse(asked: tuple[Any, ...], found: tuple[Any, ...]) -> None:
+    if _any_autocast():
+        raise GuardError(
+            "a bound decision takes tensors as they are; call it outside torch.autocast, or call hal.attention"
+        )
     wrong = [f"the {n} is {b}, bound for {a}" for n, a, b in zip(_SIGNATURE, asked, found) if a != b]
     raise GuardError("; ".join(wrong) + "; bind again for these tensors, or call hal.attention")

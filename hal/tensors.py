@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any
 
 import torch
@@ -15,6 +15,34 @@ DTYPE_NAMES = {
     getattr(torch, n): n for n in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 }
 AXES = {"bshd": (1, 2), "bhsd": (2, 1)}  # layout -> (sequence axis, head axis)
+
+
+def check_arguments(
+    q: Any, k: Any, v: Any, mask: Any, scale: Any, dropout: Any, window: Any, layout: Any, role: Any, backend: Any
+) -> None:
+    """Raise CallError for what is of another kind than it must be; shapes and values are checked later."""
+    for name, t in (("q", q), ("k", k), ("v", v), ("attn_mask", mask)):
+        if not isinstance(t, Tensor) and not (t is None and name == "attn_mask"):
+            raise CallError(f"{name} is {type(t).__name__}; it must be a torch.Tensor")
+        if t is not None and t.layout is not torch.strided:
+            raise CallError(f"{name} is {t.layout}; attention takes dense tensors: {name}.to_dense()")
+    for name, x in (("scale", scale), ("dropout_p", dropout), ("window", window), ("layout", layout), ("role", role)):
+        if x.__hash__ is None:
+            raise CallError(f"{name} is {x!r}; write plain values: a number, a text or a tuple")
+    if backend is not None and not isinstance(backend, str):
+        raise CallError(f"backend is {backend!r}; it must be a backend's name")
+
+
+def check_lengths(cu_q: Any, cu_k: Any, max_q: Any, max_k: Any) -> None:
+    """Raise CallError for lengths of packed sequences that are no tensors or no numbers."""
+    for name, t in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
+        if not isinstance(t, Tensor) and not (t is None and name == "cu_seqlens_k"):
+            raise CallError(f"{name} is {type(t).__name__}; it must be an int32 tensor of shape [sequences + 1]")
+        if t is not None and t.is_meta:
+            raise CallError(f"{name} is on the meta device; its values are needed")
+    for name, n in (("max_seqlen_q", max_q), ("max_seqlen_k", max_k)):
+        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 0):
+            raise CallError(f"{name} is {n!r}; it must be a whole number of tokens")
 
 
 def known(n: Any) -> int | None:
@@ -137,7 +165,12 @@ def _common(
     if not d:
         raise CallError("q has head_dim 0; allowed: 1 or more")
     # Fused kernels mask with -inf and scale afterwards: what is not positive turns the mask around, or makes it NaN.
-    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+    for name, flag in (("is_causal", causal), ("enable_gqa", gqa), ("return_lse", lse)):
+        if not isinstance(flag, bool):
+            raise CallError(f"{name} is {flag!r}; it must be True or False")
+    if scale is not None and (
+        isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale <= sys.float_info.max
+    ):
         raise CallError(f"scale is {scale!r}; allowed: a positive number, or None for head_dim ** -0.5")
     default = scale is None or scale == d**-0.5
     return {
@@ -171,7 +204,7 @@ def window_of(window: Any) -> tuple[int, int]:
     if window is None:
         return -1, -1
     both = window if isinstance(window, tuple) else (window, window)
-    if len(both) != 2 or any(type(n) is not int or n < -1 for n in both):
+    if len(both) != 2 or any(type(n) is not int or not -1 <= n < 2**31 for n in both):
         raise CallError(f"window is {window!r}; allowed: a number of tokens, or (left, right) with -1 for unlimited")
     return both[0], both[1]
 

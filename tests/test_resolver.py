@@ -287,7 +287,7 @@ def test_hardware_and_package_are_separate_reasons():
 
 
 FEATURE_CALLS = {
-    "causal": {"causal": True}, "lse": {"lse": True}, "varlen": {"varlen": True}, "grad": {"grad": True}, "mask_grad": {"mask_grad": True},
+    "causal": {"causal": True}, "lse": {"lse": True}, "varlen": {"varlen": True}, "grad": {"grad": True}, "mask_grad": {"mask": "additive", "mask_grad": True},
     "deterministic": {"deterministic": True}, "compile": {"compile": True}, "graph": {"graph": True}, "gqa": {"kv_heads": 2},
     "rectangular": {"kv_len": 5}, "dropout": {"dropout": 0.1}, "window": {"window": 3}, "scale": {"scale": 0.3},
     "lse_grad": {"lse": True, "grad": True}, "mask.key_padding": {"mask": "key_padding"}, "mask.bool": {"mask": "bool"},

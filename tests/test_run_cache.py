@@ -62,7 +62,7 @@ APART = [
     {"dropout_p": 0.1}, {"window": 2}, {"layout": "bhsd"}, {"return_lse": True}, {"role": "cross"}, {"backend": "torch_sdpa"},
     {"attn_mask": torch.ones(4, 4, dtype=torch.bool)}, {"attn_mask": torch.zeros(4, 4)}, {"attn_mask": torch.zeros(1, 1, 4, 4)},
     {"attn_mask": torch.zeros(4, 4, requires_grad=True)}, {"strided": True}, {"grad": True}, {"deterministic": True}, {"flash": False},
-    {"component": "vae"}, {"policy": Policy((Request("torch_sdpa", kernel="sdpa.math"),))}, {"policy": Policy(waive=frozenset({"a"}))},
+    {"component": "vae"}, {"policy": Policy((Request("torch_sdpa", kernel="sdpa.math"),))}, {"policy": Policy(waive=frozenset({"memory.math"}))},
     {"machine": Machine("cpu", (Device("x86-64-v2"),), {"torch": "2.13.0"})},
 ]  # fmt: skip
 
@@ -245,7 +245,7 @@ def test_a_bound_decision_gives_what_attention_gives_and_is_counted(decided):
     ({"q": x(1, 5, 2, 8)}, r"the shape of q is torch.Size\(\[1, 5, 2, 8\]\), bound for torch.Size\(\[1, 4, 2, 8\]\)"),
     ({"k": x(1, 5, 2, 8), "v": x(1, 5, 2, 8)}, "the shape of k is .*; the shape of v is"),
     ({"q": x().half(), "k": x().half(), "v": x().half()}, "the dtype of q is torch.float16, bound for torch.float32"),
-    ({"q": x().to("meta")}, "the device is meta, bound for cpu"),
+    ({"q": x().to("meta")}, "the device is meta, cpu and cpu, bound for cpu"),
     ({"q": x(requires_grad=True)}, "the need of gradients is True, bound for False"),
     ({"v": x(requires_grad=True)}, "the need of gradients is True, bound for False"),
     ({"k": x().half()}, "the dtype of k is torch.float16, bound for torch.float32"),
@@ -260,6 +260,12 @@ def test_a_bound_decision_guards_what_it_was_decided_on(change, said):
     with pytest.raises(GuardError, match=said + r".*bind again for these tensors, or call hal.attention"):
         bound(**{**given, **change})
     assert hal.receipts() == []
+
+
+def test_a_bound_decision_does_not_follow_autocast():
+    bound = hal.bind(x(), x(), x())
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(GuardError, match="call it outside torch.autocast"):
+        bound(x(), x(), x())
 
 
 def test_rows_may_lie_anywhere_as_long_as_they_are_contiguous():

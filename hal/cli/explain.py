@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ..errors import PolicyError, unknown
 from ..fittings import fix
 from .options import as_json, installed, machine_of, on_machine
 from .output import Part, Row, Screen, emit, lined, screen
@@ -102,20 +101,17 @@ def _call(texts: tuple[str, ...], machine: Machine) -> tuple[Call, list[str]]:
 def _policy(
     catalog: Catalog, backend: str | None, kernel: str | None, waive: tuple[str, ...], fit: tuple[str, ...]
 ) -> Policy:
-    from ..fittings import FITTINGS
     from ..policy import Policy, Request, names
 
-    rules = (*(b.rule for b in catalog.known_bad), *(r for k in catalog.kernels.values() for r in k.rules))
     waivers, fits = names(waive), names(fit)
-    for kind, given, known in (("waiver", waivers, {r.waiver for r in rules if r.waiver}), ("fitting", fits, FITTINGS)):
-        for name in sorted(given):
-            if name not in known:
-                raise PolicyError(unknown(kind, name, known))
+    catalog.check_names(waivers, fits)
     requests: tuple[Request, ...] = ()
-    if backend or kernel:
+    if backend is not None or kernel is not None:
         source = " ".join(f"--{n} {x}" for n, x in (("backend", backend), ("kernel", kernel)) if x)
-        named = catalog.backend_name(backend) if backend else ""
-        requests = (Request(named, "require", source, catalog.kernel_name(kernel) if kernel else "", backend or ""),)
+        named = "" if backend is None else catalog.backend_name(backend)
+        requests = (
+            Request(named, "require", source, "" if kernel is None else catalog.kernel_name(kernel), backend or ""),
+        )
     return Policy(requests, waivers, fits)
 
 

@@ -94,7 +94,7 @@ def this_machine() -> Machine:
 
 def machine_of(catalog: Catalog, on: str | None, with_: tuple[str, ...], without: tuple[str, ...]) -> Machine:
     """The machine asked for, with packages and software set and taken away.  Raises HalError for what is unknown."""
-    machine = catalog.machine(on) if on else this_machine()
+    machine = this_machine() if on is None else catalog.machine(on)
     if not with_ and not without:
         return machine
     from ..policy import names, release

@@ -60,6 +60,13 @@ class Call:
         for name, of in (("v_head_dim", "head_dim"), ("kv_heads", "heads"), ("kv_len", "q_len")):
             if getattr(self, name) is _SAME:
                 object.__setattr__(self, name, getattr(self, of))
+        for name, kind in KINDS.items():
+            x = getattr(self, name)
+            if x is None or x is _SAME or x == _PLAIN[name] or (type(x) is int and x == 0):
+                continue  # unknown, as it is, or an empty tensor
+            read = _read(name, x, kind)
+            if read is not x:
+                object.__setattr__(self, name, read)
         if self.mask_shape is _SAME:
             object.__setattr__(self, "mask_shape", _USUAL_SHAPE.get(self.mask))
 
@@ -106,6 +113,8 @@ class Call:
             and (self.mask == "none") != (self.mask_shape == "none")
         ):
             raise CallError(f"mask={self.mask} contradicts mask_shape={self.mask_shape}")
+        if self.mask == "key_padding" and self.mask_shape not in (None, "b11k", "111k"):
+            raise CallError(f"mask=key_padding contradicts mask_shape={self.mask_shape}; key padding is b11k or 111k")
         return self
 
     @property

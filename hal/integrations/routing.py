@@ -9,9 +9,9 @@ compiled earlier.  What the site then calls ends here through one of three doors
   itself does not list, so no other model can meet it; the entry goes with the last attachment.
 * ``interface``: entries in transformers' attention and mask interfaces, likewise.
 * ``call``: a ``TorchFunctionMode`` that is active only inside the site's module, in the running thread.  It covers
-  every processor that calls PyTorch's SDPA, known or not (diffusers has some forty such classes), changes no class
-  and no module, and traces under ``torch.compile(fullgraph=True)``.  Its price is a few microseconds for each torch
-  function that runs inside the module; the other two doors do not pay it.
+  every processor that calls PyTorch's SDPA, known or not, where processors of our own would be forty copies of
+  diffusers' that follow its releases.  It patches nothing, and traces under ``torch.compile(fullgraph=True)``.  Its
+  price is a few microseconds for each torch function inside the module; the other two doors do not pay it.
 """
 
 from __future__ import annotations

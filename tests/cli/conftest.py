@@ -36,6 +36,7 @@ Hal = Callable[..., Ran]
 def hal(monkeypatch: pytest.MonkeyPatch) -> Hal:
     """hal("explain", "--on", "h100") in this process."""
     monkeypatch.setenv(detect.IGNORE, "")
+    monkeypatch.setattr(detect, "_detected", detect.detected())  # --ignore-plugin detects anew: put back afterwards
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
     def run(*args: str, **env: str) -> Ran:

@@ -43,7 +43,7 @@ def given_values(draw):
     if out.get("heads") and out.get("kv_heads"):
         out["heads"] = out["heads"] * out["kv_heads"]
     if "mask_shape" in out and out["mask_shape"] is not None and out.get("mask", "none") is not None:
-        out["mask_shape"] = {"none": "none"}.get(out.get("mask", "none"), "bhqk")
+        out["mask_shape"] = {"none": "none", "key_padding": "b11k"}.get(out.get("mask", "none"), "bhqk")
     return out
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal import schemas
+from hal import plugins, schemas
 from hal.backend import Backend, Kernel
 from hal.catalog import Catalog
 from hal.errors import FactError
@@ -194,3 +194,21 @@ def test_a_device_that_is_not_there_is_told_with_those_that_are():
 def test_a_device_is_found_by_its_index_and_not_by_its_place():
     m = Machine("made", (Device("sm86", 3), Device("sm70", 1)))
     assert (m.device(1).arch, m.device(3).arch) == ("sm70", "sm86")
+
+
+def test_two_generations_of_gpus_in_one_box_decide_each_for_itself():
+    """Golden case 27."""
+    m = (
+        plugins.catalog()
+        .platforms["cuda"]
+        .read(
+            Machine("cuda", (Device("sm70", 0), Device("8.6", 1)), {"torch": "2.13.0"}).with_packages(
+                {"flash-attn": "2.8.3"}
+            )
+        )
+    )
+    call = Call.of(dtype="fp16", head_dim=64, heads=8, batch=1, q_len=512)
+    volta, ampere = (resolve(call.but(device=n), m, plugins.catalog()) for n in (0, 1))
+    assert (volta.kernel, ampere.kernel) == ("sdpa.efficient", "fa2")
+    (fa2,) = [c for c in volta.candidates if c.kernel and c.kernel.name == "fa2"]
+    assert [(r.id, r.observed) for r in fa2.reasons] == [("arch", "sm70")], "the package is not to blame"

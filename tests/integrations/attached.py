@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import hal
 from hal.backend import Backend, Kernel
@@ -38,3 +40,11 @@ def _bind_zeros(call: Any) -> Callable[..., Any]:
 
 
 ZEROS = Backend("zeros", portable=Kernel("zeros", _bind_zeros, layout="any", honours=FEATURES))
+
+
+class Plain(nn.Module):
+    """Attention as people write it themselves, by PyTorch's SDPA, in odd shapes."""
+
+    def forward(self, q, k=None, v=None, **arguments):
+        k, v = (q, q) if k is None else (k, v)
+        return F.scaled_dot_product_attention(q, k, v, **arguments)
