@@ -98,7 +98,7 @@ class Examination:
             reasons.append(
                 Reason("policy.forbid", "policy", f"forbidden by {forbidden.source}", "what the policy allows")
             )
-        if any(r.verdict is False for r in reasons):
+        if any(r.verdict is False or r.id == "contiguous" for r in reasons):
             fitted = self._fit(line, reasons)
             if fitted:
                 left = line.reasons(fitted.facts, features_of(fitted.facts), packages, policy.waive)
@@ -111,7 +111,8 @@ class Examination:
         used: dict[str, tuple[Fitting, dict[str, Any]]] = {}
         facts = self.facts
         for r in reasons:
-            if r.verdict is not False or r.soft:
+            # What may not be contiguous is made so, which copies nothing that is; any other open condition stays open.
+            if r.soft or (r.verdict is None and r.id != "contiguous"):
                 continue
             f = BY_REASON.get(r.id)
             if f is None or f.name not in line.kernel.fittings:
