@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from . import detect, plugins
 from .context import current, local
@@ -18,7 +18,7 @@ from .ledger import tally
 from .policy import Request
 from .resolver import resolve
 from .settlement import settle
-from .tensors import call_of, check_arguments, check_lengths, four_axes, rows_contiguous, varlen_call_of
+from .tensors import call_of, check_arguments, check_lengths, four_axes, varlen_call_of
 
 LIMIT = 4096  # entries; video shapes vary, so the cache is bounded
 
@@ -72,7 +72,9 @@ def attention(
     [B, H, Sq] in float32 (float64 for float64 inputs).  A row without keys gives 0 and -inf.  Inputs are not changed.
     Raises CallError, PolicyError or NoKernelError before anything has run.
     """
-    if is_compiling() and local.generation >= 0:  # reading it makes torch.compile trace again when the policy changes
+    if (
+        is_dynamo_compiling() and local.generation >= 0
+    ):  # reading it makes torch.compile trace again when the policy changes
         from .compiled import traced
 
         given: dict[str, Any] = {"attn_mask": attn_mask, "scale": scale, "window": window, "backend": backend}
@@ -90,7 +92,7 @@ def attention(
                 )  # fmt: skip
         grad = is_grad_enabled()
         key: tuple[Any, ...] = (
-            q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.is_cpu, v.is_cpu,
+            q.shape, k.shape, v.shape, q.dtype, q.get_device(), q.is_cpu,
             grad and (q.requires_grad or k.requires_grad or v.requires_grad), _deterministic(), _flash_allowed(),
             is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role, backend, current.get(),
         )  # fmt: skip
@@ -114,7 +116,12 @@ def attention(
         )
         entry = remember(key, decision, runnable(decision, q, k, attn_mask))
     entry.tally.runs += 1
-    return entry.run(q, k, v, attn_mask, None)
+    try:
+        return entry.run(q, k, v, attn_mask, None)
+    except (RuntimeError, TypeError):  # dtypes and devices of k and v are not in the key: every look costs
+        entry.tally.runs -= 1
+        call_of(q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role)
+        raise
 
 
 def attention_varlen(
@@ -306,28 +313,31 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
     """Decide once for these tensors and arguments (those of ``hal.attention``): a function ``bound(q, k, v, attn_mask=None)``.
 
     It costs a fraction of ``hal.attention``, works inside ``torch.compile(fullgraph=True)``, and raises GuardError for
-    tensors of other shapes, dtype, device, need of gradients, rows that are no longer contiguous, or under torch.autocast.
-    ``bound.decision`` is its Decision.
+    tensors of other shapes, dtype, device, need of gradients, or under torch.autocast.  That rows
+    are contiguous is taken as it was.  ``bound.decision`` is its Decision.
     """
     decision = decided(q, k, v, attn_mask, **arguments)
     run = runnable(decision, q, k, attn_mask)
     count = tally(decision, current.get().component)
-    q_shape, k_shape, v_shape, dtype, _, _, device, grad, _ = key = _signature(q, k, v)
-    mask_key = _mask_signature(attn_mask)
-    rows, cpu = decision.facts["contiguous"], q.is_cpu
+    q_shape, k_shape, v_shape, dtype, *_, grad = key = _signature(q, k, v)
+    mask_key, index = _mask_signature(attn_mask), q.get_device()
 
     def bound(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Any:
         if (
-            q.shape != q_shape or k.shape != k_shape or v.shape != v_shape
-            or q.dtype is not dtype or k.dtype is not dtype or v.dtype is not dtype
-            or q.device != device or k.is_cpu is not cpu or v.is_cpu is not cpu or _any_autocast()
+            q.shape != q_shape or k.shape != k_shape or v.shape != v_shape or q.dtype is not dtype or q.get_device() != index
             or (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) is not grad
-            or (rows and not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()) and not _rows(q, k, v))
             or ((attn_mask is not None or mask_key is not None) and _mask_signature(attn_mask) != mask_key)
+            or _any_autocast()
         ):  # fmt: skip
             _refuse((*key, mask_key), (*_signature(q, k, v), _mask_signature(attn_mask)))
         count.runs += 1
-        return run(q, k, v, attn_mask, None)
+        try:
+            return run(q, k, v, attn_mask, None)
+        except (RuntimeError, TypeError):  # what a kernel refuses of k and v is looked at only then: every look costs
+            count.runs -= 1
+            if (now := _signature(q, k, v)) != key:
+                _refuse((*key, mask_key), (*now, _mask_signature(attn_mask)))
+            raise
 
     bound.decision = decision  # type: ignore[attr-defined]
     return bound
@@ -335,18 +345,14 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
 
 _SIGNATURE = (
     "shape of q", "shape of k", "shape of v", "dtype of q", "dtype of k", "dtype of v", "device", "need of gradients",
-    "contiguity of rows", "mask",
+    "mask",
 )  # fmt: skip
 
 
 def _signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     grad = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    devices = q.device if k.is_cpu == v.is_cpu == q.is_cpu else f"{q.device}, {k.device} and {v.device}"
-    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, devices, grad, _rows(q, k, v)
-
-
-def _rows(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return rows_contiguous(q) and rows_contiguous(k) and rows_contiguous(v)
+    devices = q.device if q.device == k.device == v.device else f"{q.device}, {k.device} and {v.device}"
+    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, devices, grad
 
 
 def _mask_signature(mask: Tensor | None) -> Any:
