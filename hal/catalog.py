@@ -176,9 +176,8 @@ class Catalog:
         for name in software:
             if name not in VERSION_FACTS and name not in machine.software and not name.startswith("env."):
                 raise FactError(unknown("software", name, {*VERSION_FACTS, *machine.software}))
-        return machine.with_packages({self.known_package(n, machine): p for n, p in packages.items()}).with_software(
-            **software
-        )
+        new = {self.known_package(n, machine): _checked_version(n, p) for n, p in packages.items()}
+        return machine.with_packages(new).with_software(**{n: _cudnn(n, x) for n, x in software.items()})
 
     def known_package(self, name: str, machine: Machine) -> str:
         """The key of a package that some kernel needs or that the machine has.  Raises FactError."""

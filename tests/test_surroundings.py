@@ -135,3 +135,17 @@ def test_a_policy_in_one_thread_makes_no_other_trace_again() -> None:
     finally:
         leave.set()
         thread.join()
+
+
+def test_cudnn_may_be_written_as_pytorch_prints_it() -> None:
+    for text in ("9.19.0", "91900"):
+        with hal.simulate("b200", cudnn=text) as machine:
+            assert machine.software["cudnn"] == "9.19.0"
+    with hal.simulate("v100", cudnn="8907") as machine:
+        assert machine.software["cudnn"] == "8.9.7"
+
+
+def test_a_version_that_is_none_is_refused() -> None:
+    with pytest.raises(FactError, match="no PEP 440 version"):
+        with hal.simulate("h100", packages={"flash_attn": "latest"}):
+            pass
