@@ -19,7 +19,9 @@ def advice(d: Examination, chosen: Candidate | None, request: Request | None) ->
     passed = False
     for c in d.candidates:
         passed = passed or bool(chosen and c.line is chosen.line)  # what comes later in the order is no better
-        better = not passed and (_asked(request, c) if request else c.backend.name in order)
+        better = not passed and (
+            request.means(c.backend.name, c.kernel.name if c.kernel else None) if request else c.backend.name in order
+        )
         if (better or (not request and _wished(d, c))) and (change := _one_change(c)):
             out.append(f"{change} would allow {c}")
     if request and not chosen and request.backend:
@@ -34,10 +36,6 @@ def _wished(d: Examination, c: Candidate) -> bool:
     return c.kernel is not None and any(
         r.mode == "prefer" and r.means(c.backend.name, c.kernel.name) for r in d.policy.requests
     )
-
-
-def _asked(request: Request, c: Candidate) -> bool:
-    return request.means(c.backend.name, c.kernel.name) if c.kernel else request.backend == c.backend.name
 
 
 def _preferred(d: Examination) -> set[str]:

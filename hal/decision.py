@@ -92,11 +92,7 @@ class Decision(Examination):
 
     def asks_for(self, c: Candidate) -> bool:
         """Whether the candidate is of the backend and kernel that were asked for."""
-        if self.request is None:
-            return True
-        if c.kernel is None:  # the platform has no row for this backend at all
-            return self.request.backend == c.backend.name
-        return self.request.means(c.backend.name, c.kernel.name)
+        return self.request is None or self.request.means(c.backend.name, c.kernel.name if c.kernel else None)
 
     @cached_property
     def advice(self) -> tuple[str, ...]:

@@ -27,7 +27,10 @@ class Request:
     def __str__(self) -> str:
         return " / ".join(x for x in (self.backend, self.kernel) if x)
 
-    def means(self, backend: str, kernel: str) -> bool:
+    def means(self, backend: str, kernel: str | None) -> bool:
+        """Whether a row is meant; ``kernel`` None: the platform has no row for the backend at all."""
+        if kernel is None:
+            return self.backend == backend
         return self.backend in ("", backend) and self.kernel in ("", kernel)
 
 

@@ -72,9 +72,8 @@ def attention(
     [B, H, Sq] in float32 (float64 for float64 inputs).  A row without keys gives 0 and -inf.  Inputs are not changed.
     Raises CallError, PolicyError or NoKernelError before anything has run.
     """
-    if (
-        is_dynamo_compiling() and local.generation >= 0
-    ):  # reading it makes torch.compile trace again when the policy changes
+    # Reading the generation makes torch.compile trace again when the policy changes.
+    if is_dynamo_compiling() and local.generation >= 0:
         from .compiled import traced
 
         given: dict[str, Any] = {"attn_mask": attn_mask, "scale": scale, "window": window, "backend": backend}

@@ -149,3 +149,14 @@ def test_a_version_that_is_none_is_refused() -> None:
     with pytest.raises(FactError, match="no PEP 440 version"):
         with hal.simulate("h100", packages={"flash_attn": "latest"}):
             pass
+
+
+@pytest.mark.parametrize("kernel", ["sdpa.cpu", "sdpa.math"])
+def test_mixed_dtypes_are_refused_after_a_call_of_one_dtype_as_before_it(kernel: str) -> None:
+    q = x()
+    with context.changed(policy=hal.Policy((hal.Request("torch_sdpa", kernel=kernel),))):
+        hal.attention(q, q, q)
+        with pytest.raises(CallError, match="cast them to one dtype"):
+            hal.attention(q, q.bfloat16(), q)
+        with pytest.raises(CallError, match="cast them to one dtype"):
+            hal.attention(q, q, q.bfloat16())

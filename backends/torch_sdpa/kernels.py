@@ -93,6 +93,8 @@ def by_definition(
 
     The mask leaves each row a key; without any key at all it is 0 and -inf.
     """
+    if not q.dtype == k.dtype == v.dtype:  # every other path refuses them too; here they would be widened in silence
+        raise TypeError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}")
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     groups = q.shape[1] // k.shape[1] if k.shape[1] else 1
     if groups > 1:
