@@ -16,6 +16,7 @@ _EXPORTS = {
     "Catalog": "catalog",
     "Decision": "decision",
     "Device": "facts",
+    "LocalAttention": "layers.local",
     "Machine": "facts",
     "Package": "facts",
     "Policy": "policy",
@@ -28,10 +29,14 @@ _EXPORTS = {
     "clear_receipts": "ledger",
     "component": "context",
     "explain": "run",
+    "force": "context",
     "forget": "run",
+    "hooks": "log",
     "position": "context",
     "receipts": "ledger",
+    "request": "requests",
     "resolve": "resolver",
+    "scope": "choices",
     "simulate": "context",
 }
 
@@ -42,13 +47,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .catalog import Catalog
-    from .context import component, position, simulate
+    from .choices import scope
+    from .context import component, force, position, simulate
     from .decision import Decision
     from .facts import Call, Device, Machine, Package
+    from .log import hooks
     from .integrations.attachment import attach
+    from .layers.local import LocalAttention
     from .ledger import Receipt, clear_receipts, receipts
     from .platform import Platform
     from .policy import Policy, Request
+    from .requests import request
     from .resolver import resolve
     from .run import attention, attention_varlen, bind, explain, forget
 

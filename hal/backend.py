@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .errors import DeclarationError
 from .kernel import Kernel, Needs
@@ -31,8 +32,11 @@ class Backend:
     aliases: tuple[str, ...] = ()
     fallback: str | None = None
     portable: Kernel | None = None
+    per_request: bool = False  # exact or drop-in dense: one request may switch to it while others keep theirs
     tolerance: Mapping[str, float] = field(default_factory=dict)  # dtype -> max abs error on N(0, 1) data
     known_bad: str = ""
+    # Its settings: a subclass of hal.config.Config, or "module:Class", which is imported when it is needed.
+    config: str | type[Any] | None = None
     title: str = ""
     # Rows for platforms whose owners have none for it: how a backend from outside the tree says where its kernels run.
     support: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from .facts import CALL_FACTS, Machine
 from .facts.flat import MACHINE_FACTS
 from .facts.packages import Package, package_key
 from .fittings import FITTINGS
+from .models import Card
 from .platform import Platform
 from .plugins import Problem
 from .rows import Prefer, Row
@@ -101,12 +102,13 @@ def _not_honoured(feature: str, sure: bool | None, kernel: str) -> Reason:
 
 @dataclass(frozen=True, eq=False)
 class Catalog:
-    """Platforms and backends by name, and the plug-ins that failed."""
+    """Platforms, backends and model cards by name, and the plug-ins that failed."""
 
     platforms: Mapping[str, Platform]
     backends: Mapping[str, Backend]
     problems: tuple[Problem, ...] = ()
     partial: bool = False  # a plug-in is missing, so what is declared may name a kernel that is not here
+    models: Mapping[str, Card] = field(default_factory=dict)
     _archs: dict[tuple[str, str], str] = field(default_factory=dict, init=False, repr=False)
     _lines: dict[tuple[str, str, str], tuple[Line, ...]] = field(default_factory=dict, init=False, repr=False)
     _orders: dict[str, tuple[tuple[Prefer, tuple[Test, ...]], ...]] = field(

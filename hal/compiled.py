@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from . import run
-from .context import current
+from .context import current, place, tally
 from .errors import CallError, HalError
-from .ledger import tally
 
 try:
     from torch._dynamo import nonstrict_trace
@@ -51,9 +50,19 @@ def traceable(
     except HalError as e:  # Dynamo tells of the failure, and not of the reason
         logging.getLogger("hal").error("refused while torch.compile traces: %s", e)
         raise
-    tally(decision, current.get().component).runs += 1
+    tally(decision).runs += 1
     with torch.autocast(q.device.type, enabled=False):
         return bound(q, k, v, attn_mask, None)
 
 
+def _placed(q: Tensor, k: Tensor, v: Tensor, key: str, arguments: dict[str, Any]) -> Any:
+    """As a layer at a place.  Dynamo cannot trace a ContextVar, so the place is entered where it does not look."""
+    around = current.set(place(key).within(current.get()))
+    try:
+        return traceable(q, k, v, **arguments)
+    finally:
+        current.reset(around)
+
+
 traced = nonstrict_trace(traceable)
+placed = nonstrict_trace(_placed)

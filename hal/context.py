@@ -1,4 +1,4 @@
-"""What surrounds a call: policy, simulated machine, component; and the position in the denoising loop.
+"""What surrounds a call: policy, simulated machine, site, ledger; and the position in the denoising loop.
 
 One interned token in a ContextVar: right across threads and asyncio tasks, one read on the hot path.
 """
@@ -11,11 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from .errors import PolicyError
 from .facts import Machine
-from .policy import AUTOMATIC, Policy
+from .ledger import LEDGER, Ledger, Tally
+from .policy import AUTOMATIC, Policy, Request, Site, Target
+
+if TYPE_CHECKING:
+    from .decision import Decision
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +29,8 @@ class Context:
 
     policy: Policy = AUTOMATIC
     machine: Machine | None = None  # a simulated one; None: this machine
-    component: str = ""
+    site: Site = Site()
+    ledgers: tuple[Ledger, ...] = (LEDGER,)  # the scopes that want to know what was chosen; the last counts the runs
 
 
 class Position(NamedTuple):
@@ -42,7 +48,7 @@ current: ContextVar[Context] = ContextVar("hal", default=NOTHING)
 _position: ContextVar[Position] = ContextVar("hal_position", default=NOWHERE)
 # Equal contexts are one object for as long as anything uses it, so that a cached decision is found again.
 _interned: WeakValueDictionary[tuple[Any, ...], Context] = WeakValueDictionary()
-_interned[NOTHING.policy, NOTHING.machine, NOTHING.component] = NOTHING
+_interned[NOTHING.policy, NOTHING.machine, NOTHING.site, NOTHING.ledgers] = NOTHING
 
 
 class _Local(threading.local):
@@ -67,8 +73,7 @@ def _announce(old: Context, new: Context) -> None:
 @contextmanager
 def changed(**changes: Any) -> Iterator[Context]:
     """The current context with some of it changed; nests, and is undone when left."""
-    c = replace(current.get(), **changes)
-    c = _interned.setdefault((c.policy, c.machine, c.component), c)
+    c = interned(current.get(), **changes)
     before = current.get()
     token = current.set(c)
     _announce(before, c)
@@ -79,11 +84,117 @@ def changed(**changes: Any) -> Iterator[Context]:
         _announce(c, before)
 
 
+def interned(base: Context, **changes: Any) -> Context:
+    """``base`` with some of it changed; equal contexts are one."""
+    c = replace(base, **changes)
+    return _interned.setdefault((c.policy, c.machine, c.site, c.ledgers), c)
+
+
+class Place:
+    """Where an attention layer stands, and what is said of it there: a policy over the running one, and its site.
+
+    Compiled code knows a place by its ``key``, a text that equal places share: it can guard on nothing richer.
+    """
+
+    __slots__ = ("key", "ledger", "made", "policy", "site")
+
+    def __init__(self, policy: Policy, site: Site, ledger: Ledger | None = None):
+        self.policy, self.site, self.ledger = policy, site, ledger
+        self.made: tuple[Context, Context] | None = None
+        self.key = _keys.setdefault((policy, site), f"place-{len(_keys)}")
+        _places.setdefault(self.key, self)
+
+    def within(self, outer: Context) -> Context:
+        """The running context as this place sees it."""
+        made = self.made
+        if made is None or made[0] is not outer:
+            policy = self.policy.over(outer.policy)
+            site = self.site if self.site.component else self.site._replace(component=outer.site.component)
+            if not policy.layered:
+                site = site._replace(layer=None)  # else every layer would decide for itself what is the same for all
+            ledgers = outer.ledgers if self.ledger is None else (*outer.ledgers, self.ledger)
+            made = self.made = outer, interned(outer, policy=policy, site=site, ledgers=ledgers)
+        return made[1]
+
+
+_keys: dict[tuple[Policy, Site], str] = {}
+_places: dict[str, Place] = {}
+
+
+def place(key: str) -> Place:
+    """The first place of that key; what was traced for it holds for all."""
+    return _places[key]
+
+
 @contextmanager
-def component(name: str) -> Iterator[None]:
-    """Calls inside belong to this component (a name of ``model_index.json``)."""
-    with changed(component=name):
+def force(backend: str, *, on: str = "", kernel: str = "") -> Iterator[None]:
+    """Attention inside runs by ``backend`` or raises; ``on`` narrows it to a component, role or layers.
+
+    It outranks every override, the global choice and all defaults; only a backend that a layer requires for correctness
+    and the ``backend=`` of a call come first.  Raises PolicyError for an unknown name.
+    """
+    from . import detect, plugins
+
+    catalog = plugins.catalog(detect.ignored())
+    name = catalog.backend_name(backend)
+    source = f"hal.force({backend!r}{f', on={on!r}' if on else ''}{f', kernel={kernel!r}' if kernel else ''})"
+    request = Request(
+        name, "require", source, catalog.kernel_name(kernel) if kernel else "", backend, "force", Target.parse(on)
+    )
+    with changed(policy=current.get().policy.with_request(request)):
         yield
+
+
+@contextmanager
+def component(name: str, backend: str | None = None, *, mode: str = "require") -> Iterator[None]:
+    """Calls and layers made inside belong to this component (a name of ``model_index.json``).
+
+    ``backend`` overrides the choice for its attention: strictly, and as an error when it ends without one attention
+    call or layer that used it (a layer that defers its choice to its first use counts).  An exception inside stays
+    what it is.  Raises PolicyError for an unknown backend.
+    """
+    here = current.get()
+    target = Target.parse(name)
+    site = here.site._replace(component=target.component)
+    if backend is None:
+        with changed(site=site):
+            yield
+        return
+    from . import detect, plugins
+
+    source = f"hal.component({name!r}, backend={backend!r})"
+    own = plugins.catalog(detect.ignored()).backend_name(backend)
+    if mode == "forbid":
+        raise PolicyError(f"{source}, mode='forbid' names nothing to use; write hal.scope(forbid='{name}={backend}')")
+    request = Request(own, mode, source, "", backend, "override", target)
+    ledger = Ledger()
+    try:
+        with changed(policy=here.policy.with_request(request), site=site, ledgers=(*here.ledgers, ledger)):
+            yield
+        if request not in ledger.answered and target.component not in ledger.deferred:
+            raise PolicyError(unused(request, ledger))
+    finally:
+        ledger.close()
+
+
+def tally(decision: Decision) -> Tally:
+    """Where the runs of a decision are counted; every scope around it learns of the choice."""
+    here = current.get()
+    counted = here.ledgers[-1].tally(decision, here.site.component)
+    for outer in here.ledgers[1:-1]:
+        outer.note(counted, decision)
+    return counted
+
+
+def unused(request: Request, ledger: Ledger) -> str:
+    """The text for an override that nothing used: what the layers of its target chose instead."""
+    mine = [r for r in ledger.chosen() if request.target.component in ("", r.component)]
+    chose = sorted({f"{r.component or 'call'}.{r.role} {f'chose {r.backend}' if r.backend else 'choose at each call'} ({r.source})" for r in mine})
+    why = f"its layers: {'; '.join(chose)}" if chose else "no attention that hal can reach ran there"
+    return (
+        f"{request.source}: no attention layer of {str(request.target)!r} used {request}; {why}. "
+        "Drop the override, or name a component and a role that have such attention"
+    )
 
 
 @contextmanager

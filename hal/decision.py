@@ -13,7 +13,7 @@ from .examination import Candidate, Examination
 from .facts import Call
 from .facts.flat import derive
 from .fittings import Run, fix, transposed
-from .policy import Request
+from .policy import Request, Step
 from .rules import Reason
 
 __all__ = ["Candidate", "Decision"]
@@ -26,6 +26,7 @@ class Decision(Examination):
     chosen: Candidate | None = None
     source: str = "automatic"
     request: Request | None = None  # the request that decided, where one did
+    steps: tuple[Step, ...] = ()  # what became of every request that applies here, the strongest first
 
     # ---- what was chosen
 
@@ -56,14 +57,30 @@ class Decision(Examination):
             f"{r.id}: {r.message}" + (f" ({r.citation})" if r.citation else "") for r in noted if r.verdict is False
         ]
         kernels = {k.name.partition(".")[0] for k in self.chosen.backend.kernels}
-        asked = self.request.asked.lower() if self.request else ""
+        asked = self.request.asked.lower().replace("-", "") if self.request else ""
         if asked in kernels and self.kernel and self.kernel.partition(".")[0] != asked:
             out.append(f"kernel.generation: {asked} was asked for; {self.kernel} is what fits here")
+        if self.request and self.request.backend not in ("", self.backend):
+            why = next((x.why for x in self.steps if x.request is self.request), "")
+            out.append(f"policy.fallback: {self.request} cannot serve; its declared fallback {self.backend} does ({why})")
         if self.chosen.line.row.tier == "portable" and not (self.request and self.request.kernel):
             out.append(
                 f"tier.portable: no kernel that {self.backend} has for this device fits; its portable form runs, {self.kernel}"
             )
         return tuple(out)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Requests that apply here and were passed over or replaced, and why."""
+        over = ("passed", "replaced")
+        return tuple(f"{s.request} ({s.request.source}) is {s.outcome}: {s.why}" for s in self.steps if s.outcome in over)
+
+    @property
+    def answered(self) -> frozenset[Request]:
+        """Requests that this decision follows, replaces by rule, or sets aside for one that was made at the time of the call."""
+        passing = self.request is not None and self.request.kind in ("call", "force", "request")
+        outcomes = ("taken", "refused", "replaced", *(("outranked",) if passing else ()))
+        return frozenset(s.request for s in self.steps if s.outcome in outcomes)
 
     @property
     def error(self) -> str | None:
@@ -77,10 +94,13 @@ class Decision(Examination):
         if self.request:
             mine = [c for c in self.candidates if self.asks_for(c)]
             rows = [c.kernel.name for c in self.candidates if c.kernel and self.request.backend in ("", c.backend.name)]
-            text = f"attention backend {str(self.request)!r}, asked for by {self.request.source}, cannot serve this call on {where}"
+            text = (
+                f"attention backend {str(self.request)!r}, asked for by {self.request.source}, cannot serve "
+                f"{self._place} on {where}"
+            )
         else:
             mine, rows = list(self.candidates), []
-            text = f"no attention kernel can serve this call on {where}"
+            text = f"no attention kernel can serve {self._place} on {where}"
         lines = [f"{text}.", f"  call: {self.call or 'plain'}"]
         if not mine:
             lines.append(f"  platform: {self.machine.platform} has no row for this kernel; it has {', '.join(rows)}")
@@ -89,6 +109,10 @@ class Decision(Examination):
             lines += [f"    {r.id}: {r.message}" + (f"; fix: {fix(r)}" if fix(r) else "") for r in c.reasons]
         lines += [f"  advice: {a}" for a in self.advice]
         return "\n".join(lines)
+
+    @property
+    def _place(self) -> str:
+        return str(self.policy.site) if self.policy.site.component else "this call"
 
     def asks_for(self, c: Candidate) -> bool:
         """Whether the candidate is of the backend and kernel that were asked for."""
@@ -124,6 +148,8 @@ class Decision(Examination):
             "quality": self.chosen.backend.quality if self.chosen else None,
             "tier": self.chosen.line.row.tier if self.chosen and self.chosen.line else None,
             "source": self.source,
+            "site": self.policy.site.to_json(),
+            "policy": [s.to_json() for s in self.steps],
             "fittings": list(self.fittings),
             "warnings": list(self.warnings),
             "candidates": [c.to_json(bool(self.chosen) and c.line is self.chosen.line) for c in self.candidates],  # type: ignore[union-attr]
@@ -132,6 +158,17 @@ class Decision(Examination):
         }
 
     # ---- running
+
+    @cached_property
+    def config(self) -> Any:
+        """The settings of the chosen backend, as they were given or its defaults; None where it has none."""
+        if self.chosen is None or self.chosen.backend.config is None:
+            return None
+        from .config import config_model
+
+        given = self.policy.config(self.chosen.backend.name)
+        model = config_model(self.chosen.backend)
+        return model() if given is None and model else given
 
     @cached_property
     def fitted(self) -> tuple[Call, ...]:
@@ -146,7 +183,7 @@ class Decision(Examination):
         if self.chosen is None or self.chosen.kernel is None:
             raise NoKernelError(self._refusal, self)
         kernel, calls = self.chosen.kernel, self.fitted
-        run = kernel.binder()(calls[-1])
+        run = kernel.binder()(calls[-1]) if self.config is None else kernel.binder()(calls[-1], self.config)
         if not calls[-1].varlen and kernel.layout not in ("any", calls[-1].layout):
             run = transposed(run, bool(calls[-1].lse))
         for (fitting, _), before, after in reversed(list(zip(self.chosen.fittings, calls, calls[1:]))):

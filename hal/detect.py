@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from . import plugins
-from .errors import PlatformError, unknown
+from .errors import PlatformError, PolicyError, unknown
 from .host import Detection, Host
 from .platform import Platform
 
@@ -20,13 +20,21 @@ IGNORE = "HAL_IGNORE_PLUGIN"
 
 
 # Every variable that hal or its own suites read; another of that prefix is told, as it may be misspelt or long gone.
-VARIABLES = (ENVIRONMENT, IGNORE, "HAL_HARDWARE", "HAL_CONTRACTS_LARGE")
+VARIABLES = (
+    ENVIRONMENT,
+    IGNORE,
+    "HAL_ATTENTION_BACKEND",
+    "HAL_ATTENTION_FALLBACK",
+    "HAL_SETTINGS",
+    "HAL_HARDWARE",
+    "HAL_CONTRACTS_LARGE",
+)
 
 
 def strangers(env: Mapping[str, str]) -> list[str]:
     """What to say of variables that look like ours and that nothing reads."""
     return [
-        f"{unknown('environment variable', n, VARIABLES)}: nothing reads it"
+        f"{unknown('environment variable', n, VARIABLES)}: nothing reads it; unset it"
         for n in sorted(env)
         if n.startswith("HAL_") and n not in VARIABLES
     ]
@@ -120,11 +128,7 @@ def real_platform() -> Platform:
     """The platform that is really here.  Raises what went wrong with detection."""
     d = detected()
     if d.strangers:
-        import warnings
-
-        for said in d.strangers:
-            warnings.warn(said, stacklevel=2)
-        d.strangers = []  # once is enough
+        raise PolicyError(d.strangers[0])
     if d.error is not None:
         raise d.error
     return d.platforms[d.name]

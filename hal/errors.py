@@ -37,6 +37,10 @@ class PolicyError(HalError, ValueError):
     """A request that names what does not exist, or that contradicts another."""
 
 
+class AgreementError(PolicyError):
+    """Ranks that decided differently, or one that could not decide.  Raised on every rank."""
+
+
 class NoKernelError(HalError, RuntimeError):
     """No kernel may serve the call under the policy.  ``decision`` has every candidate with every reason."""
 

@@ -12,7 +12,7 @@ from .catalog import Catalog, Line
 from .facts import Call, Machine, facts_of, features_of
 from .facts.flat import derive
 from .fittings import BY_REASON, Fitting, fix
-from .policy import AUTOMATIC, Policy
+from .policy import AUTOMATIC, Policy, covers
 from .rules import Reason, Verdict
 
 
@@ -61,6 +61,7 @@ class Examination:
     machine: Machine
     catalog: Catalog
     policy: Policy = AUTOMATIC
+    automatic: bool = False  # nobody's request decides, so what a layer supports counts
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -93,11 +94,7 @@ class Examination:
         """A row against the facts; what fails is mended by fittings where every failure can be, else told as it is."""
         policy, packages = self.policy, self.machine.packages
         reasons = line.reasons(self.facts, self.features, packages, policy.waive)
-        forbidden = policy.forbids(line.backend.name, line.kernel.name)
-        if forbidden:
-            reasons.append(
-                Reason("policy.forbid", "policy", f"forbidden by {forbidden.source}", "what the policy allows")
-            )
+        reasons += self._ruled_out(line)
         if any(r.verdict is False or r.id == "contiguous" for r in reasons):
             fitted = self._fit(line, reasons)
             if fitted:
@@ -105,6 +102,20 @@ class Examination:
                 if all(r.verdict is not False or r.soft for r in left):
                     return Candidate(line.backend, line, tuple(left), fitted.fittings)
         return Candidate(line.backend, line, tuple(reasons))
+
+    def _ruled_out(self, line: Line) -> Iterator[Reason]:
+        """What policy, the model and the layer say against a row, whatever it can do."""
+        name, site = line.backend.name, self.policy.site
+        forbidden = self.policy.forbids(name, line.kernel.name)
+        if forbidden:
+            yield Reason("policy.forbid", "policy", f"forbidden by {forbidden.source}", "what the policy allows")
+        for limit in self.policy.limits:
+            if name not in limit.backends and covers(limit.target, site) and name != site.required:
+                allowed = ", ".join(sorted(limit.backends))
+                yield Reason("policy.only", "policy", name, allowed, note=f"only {allowed} here: {limit.why}")
+        if self.automatic and site.supported and name not in site.supported:
+            change = f"name {name} explicitly to use it all the same"
+            yield Reason("layer.supported", "layer", name, ", ".join(sorted(site.supported)), False, change)
 
     def _fit(self, line: Line, reasons: list[Reason]) -> _Fitted | None:
         """Fittings that together mend every failure; None where one failure has none."""

@@ -1,4 +1,4 @@
-"""Platforms and backends are found by entry points, ours exactly as a vendor's.
+"""Platforms, backends and model cards are found by entry points, ours exactly as a vendor's.
 
 The metadata is read straight from ``sys.path``: importing importlib.metadata alone costs more than all the rest.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .catalog import Catalog
 
-PLATFORMS, BACKENDS = "hal.platforms", "hal.backends"
+PLATFORMS, BACKENDS, MODELS = GROUPS = "hal.platforms", "hal.backends", "hal.models"
 OURS = "attention-hal"
 
 
@@ -82,13 +82,13 @@ def entry_points(path: tuple[str, ...] | None = None) -> tuple[EntryPoint, ...]:
 def _parsed(text: str, distribution: str) -> list[EntryPoint]:
     out: list[EntryPoint] = []
     group = ""
-    if f"[{PLATFORMS}]" not in text and f"[{BACKENDS}]" not in text:
+    if not any(f"[{g}]" in text for g in GROUPS):
         return out
     for line in text.splitlines():
         line = line.split("#")[0].strip()
         if line.startswith("["):
             group = line[1:-1].strip()
-        elif "=" in line and group in (PLATFORMS, BACKENDS):
+        elif "=" in line and group in GROUPS:
             name, target = (s.strip() for s in line.split("=", 1))
             out.append(EntryPoint(group, name, target.split("[")[0].strip(), distribution))
     return out
@@ -167,10 +167,13 @@ def catalog(ignore: frozenset[str] = frozenset()) -> Catalog:
     """The Catalog of everything installed, without the plug-ins (names or distributions) in ``ignore``."""
     from .backend import Backend
     from .catalog import Catalog
+    from .models import Card
 
     found, problems = platforms(ignore)
     backends, more = load(BACKENDS, Backend, ignore)
-    return Catalog(found, backends, (*problems, *more), partial=bool(ignore or problems or more))
+    cards, worse = load(MODELS, Card, ignore)
+    failed = (*problems, *more, *worse)
+    return Catalog(found, backends, failed, partial=bool(ignore or failed), models=cards)
 
 
 def distribution_of(platform: str) -> str:

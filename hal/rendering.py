@@ -29,6 +29,7 @@ def details(d: Decision) -> list[str]:
             f"{k} {show(getattr(before, k))} -> {show(x)}" for k, x in change.items() if hasattr(before, k)
         )
         out.append(f"fitting {fitting.name}: {fitting.title} ({said})")
+    out += [f"policy {s}" for s in d.steps]
     out += [f"warning {w}" for w in d.warnings]
     return out
 

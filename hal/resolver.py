@@ -5,8 +5,9 @@ from __future__ import annotations
 from .catalog import Catalog
 from .decision import Candidate, Decision
 from .facts import Call, Machine
-from .policy import AUTOMATIC, Policy, Request
-from .rules import Reason, check
+from .facts.flat import FEATURES, MACHINE_FACTS
+from .policy import AUTOMATIC, Fit, Policy, ruled
+from .rules import VERSION_FACTS, Reason, check
 
 
 def resolve(call: Call, machine: Machine, catalog: Catalog, policy: Policy = AUTOMATIC) -> Decision:
@@ -19,34 +20,51 @@ def resolve(call: Call, machine: Machine, catalog: Catalog, policy: Policy = AUT
     for r in policy.requests:
         catalog.check_request(r.backend, r.kernel)
     catalog.check_names(policy.waive, policy.fit)
-    decision = Decision(call, machine, catalog, policy)
-    for request in policy.requests:
-        if request.mode == "forbid":
-            continue
-        decision.chosen = _requested(decision, request)
-        decision.source = request.source
-        decision.request = request
-        if decision.chosen or request.mode == "require":
-            return decision
-    decision.chosen, decision.source, decision.request = _automatic(decision), "automatic", None
+    site = policy.site._replace(role=call.role or "self")
+    if site.layer is None:
+        site = site._replace(layer=call.layer)
+    decision = Decision(call, machine, catalog, policy.at(site))
+    ruling = ruled(policy.requests, site, catalog.backends, lambda b, k: _serve(decision, b, k))
+    decision.steps, decision.request = ruling.steps, ruling.request
+    decision.source = ruling.request.source if ruling.request else "automatic"
+    decision.chosen = _automatic(decision) if ruling.automatic else ruling.found
     return decision
 
 
-def _requested(decision: Decision, request: Request) -> Candidate | None:
+def _serve(decision: Decision, backend: str, kernel: str) -> Fit:
     """The first row that fits; else the first that depends on something unknown, with what it depends on kept open."""
     open_ended: Candidate | None = None
-    names = [request.backend] if request.backend else decision.catalog.backends
-    lines = (line for name in names for line in decision.lines(name) if request.kernel in ("", line.kernel.name))
+    seen: list[Candidate] = []
+    names = [backend] if backend else decision.catalog.backends
+    lines = (line for name in names for line in decision.lines(name) if kernel in ("", line.kernel.name))
     for c in map(decision.examine, lines):
         if c.verdict is True:
-            return c
+            return Fit(c)
         if c.verdict is None and open_ended is None:
             open_ended = c
-    return open_ended
+        seen.append(c)
+    if open_ended:
+        return Fit(open_ended)
+    best = min(seen, key=lambda c: len(c.reasons), default=None)
+    why = "; ".join(r.message for r in best.reasons) if best else f"{decision.machine.platform} has no kernel for it"
+    return Fit(None, any(map(_lacks, seen)), f"{best}: {why}" if best else why)
+
+
+def _lacks(c: Candidate) -> bool:
+    """Whether the machine could run it, and it lacks what the call asks for or what policy allows."""
+    return any(r.id in FEATURES or r.id.startswith("policy.") for r in c.reasons) and not any(map(_machines, c.reasons))
+
+
+def _machines(r: Reason) -> bool:
+    """Whether a reason lies in the machine: the device, a package, a version."""
+    return r.verdict is False and (
+        r.fact in MACHINE_FACTS or r.fact in VERSION_FACTS or r.fact.startswith(("pkg.", "env."))
+    )
 
 
 def _automatic(decision: Decision) -> Candidate | None:
     """The platform's order, filtered by capability.  Only exact backends; a soft reason passes when nothing else fits."""
+    decision.automatic = True
     last: Candidate | None = None
     for prefer, when in decision.catalog.order(decision.machine.platform):
         backend = decision.catalog.backends[prefer.backend]

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from . import detect, plugins
-from .context import current, local
+from . import choices, detect, log, plugins
+from .context import current, local, tally
 from .decision import Decision
 from .errors import CallError, GuardError, NoKernelError, SimulationError
 from .facts import Call
 from .fittings import Run, Varlen
-from .ledger import tally
 from .policy import Request
 from .resolver import resolve
 from .settlement import settle
@@ -33,8 +32,7 @@ class Entry:
     __slots__ = ("decision", "run", "tally")
 
     def __init__(self, decision: Decision, run: Run):
-        self.decision, self.run = decision, run
-        self.tally = tally(decision, current.get().component)
+        self.decision, self.run, self.tally = decision, log.observed(decision, run), tally(decision)
 
 
 _entries: dict[Any, Entry] = {}
@@ -206,12 +204,19 @@ def decide(call: Call, device_type: str, backend: str | None, tensors: tuple[Any
     catalog = plugins.catalog(detect.ignored())
     if here.machine is None and catalog.problems:
         raise catalog.problems[0].as_error()
-    policy = here.policy
+    policy = here.policy.over(choices.environment(catalog)).at(here.site)
     if backend is not None:
-        asked = Request(catalog.backend_name(backend), "require", f"backend={backend!r} of the call", asked=backend)
-        policy = policy.with_request(asked)
+        named = catalog.backend_name(backend)
+        policy = policy.with_request(Request(named, "require", f"backend={backend!r} of the call", "", backend, "call"))
     if here.machine is not None:
-        return resolve(call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
+        decision = resolve(call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
+    else:
+        decision = _here(call, device_type, catalog, policy, tensors)
+    log.decided(decision)
+    return decision
+
+
+def _here(call: Call, device_type: str, catalog: Any, policy: Any, tensors: tuple[Any, ...]) -> Decision:
     platform = detect.platform_for(device_type)
     if platform.capturing():
         call = call.but(graph=True)
@@ -317,7 +322,7 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
     """
     decision = decided(q, k, v, attn_mask, **arguments)
     run = runnable(decision, q, k, attn_mask)
-    count = tally(decision, current.get().component)
+    run, count = log.observed(decision, run), tally(decision)
     q_shape, k_shape, v_shape, dtype, *_, grad = key = _signature(q, k, v)
     mask_key, index = _mask_signature(attn_mask), q.get_device()
 

@@ -130,3 +130,54 @@ def explanation() -> dict[str, Any]:
             ],
         ),
     }  # fmt: skip
+
+
+def difference() -> dict[str, Any]:
+    """What ``hal diff --json`` writes."""
+    side = _object({k: _TEXT for k in ("name", "hal", "platform", "arch", "origin")})
+    anything = {"description": "null: unknown; a package that is not there is absent"}
+    choice = _object(
+        {
+            "backend": _maybe(_TEXT, "null: refused"),
+            "kernel": _maybe(_TEXT),
+            "fittings": _list(_TEXT),
+            "source": {**_TEXT, "description": "who chose: automatic, or the request that decided"},
+            "error": _maybe(_TEXT, "why nothing was chosen"),
+        }
+    )
+    reason = _object({"id": _TEXT, "message": _TEXT, "fix": _maybe(_TEXT), "citation": _maybe(_TEXT)})
+    why = _object(
+        {
+            "kernel": {**_TEXT, "description": "backend/kernel that the other side runs"},
+            "on": {"enum": ["a", "b"], "description": "the side that does not take it"},
+            "reasons": {**_list(reason), "minItems": 1},
+        }
+    )
+    call = _object(
+        {
+            "name": _TEXT,
+            "component": _maybe(_TEXT, "of a plan's entry"),
+            "role": _maybe(_TEXT),
+            "layer": _maybe({"type": ["integer", "string"]}),
+            "call": _object({k: _maybe(kind.schema) for k, kind in KINDS.items()}),
+            "a": _maybe(choice, "null: this plan does not have the call"),
+            "b": _maybe(choice),
+            "why": _list(why),
+        }
+    )
+    return {
+        "$schema": _DRAFT,
+        "title": "hal difference",
+        **_object(
+            {
+                "a": side,
+                "b": side,
+                "compared": {**_COUNT, "description": "how many calls were compared"},
+                "facts": {
+                    **_list(_object({"fact": _TEXT, "a": anything, "b": anything})),
+                    "description": "facts of the two machines that are not the same",
+                },
+                "calls": {**_list(call), "description": "calls that are decided otherwise; empty: no difference"},
+            }
+        ),
+    }

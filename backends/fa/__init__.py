@@ -122,6 +122,7 @@ BACKEND = Backend(
     kernels=(FA2, FA2_VLLM, FA3, FA3_HUB, FA3_SGL, FA4),
     aliases=("fa2", "fa3", "fa4", "flash", "flash_attn"),
     fallback="torch_sdpa",
+    per_request=True,
     tolerance={"float16": 4e-3, "bfloat16": 3e-2},
     known_bad=str(Path(__file__).parent / "known_bad.toml"),
     title="FlashAttention",

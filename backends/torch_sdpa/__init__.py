@@ -98,6 +98,7 @@ BACKEND = Backend(
     "torch_sdpa",
     kernels=(CPU, FLASH, EFFICIENT, FUSED),
     portable=MATH,
+    per_request=True,
     aliases=("sdpa", "native", "torch"),
     tolerance={"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2},
     known_bad=str(Path(__file__).parent / "known_bad.toml"),

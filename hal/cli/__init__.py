@@ -19,9 +19,11 @@ COMMANDS = {
     "doctor": "Examine this machine: devices, packages, and every backend against the oracle.",
     "explain": "Tell which kernel runs a call, on this machine or any other, and why.",
     "generate": "Make a picture or a video from a diffusers folder, and tell which attention ran.",
+    "diff": "Tell what two machines, releases or plans decide otherwise, and why.",
     "matrix": "Show what is supported where, from the declarations.",
     "facts": "Show this machine's facts, to explain and replay elsewhere.",
     "presets": "List the machines that can be simulated by name.",
+    "config": "Show and check the settings of backends.",
     "known-bad": "List the known defects, with their sources and waivers.",
 }
 

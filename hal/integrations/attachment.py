@@ -7,11 +7,16 @@ import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 
-from .. import detect, plugins
-from ..errors import AttachError
+from .. import choices, detect, models, plugins
+from ..context import Place, unused
+from ..errors import AttachError, PolicyError
+from ..layers import LocalAttention
+from ..ledger import LEDGER, Ledger, Receipt
+from ..policy import Policy, Request, Site as PolicySite
 from .routing import Route, acquire, release, routed
 from .sites import Site, Unreached, find, other_sequence
 
@@ -31,28 +36,72 @@ class Component:
         return len({site.layer for site in self.reached})
 
 
+_attached: WeakSet[Attachment] = WeakSet()
+
+
+def attachments() -> list[Attachment]:
+    """What is attached now, anywhere in the process."""
+    return [a for a in list(_attached) if a.attached]
+
+
 class Attachment:
     """A model whose attention goes through hal until ``detach()``, or until the end of a ``with`` block."""
 
-    def __init__(self, components: dict[str, Component], undo: ExitStack):
-        self.components = components
+    def __init__(
+        self,
+        model: Any,
+        parts: dict[str, nn.Module],
+        components: dict[str, Component],
+        places: dict[str, list[Place]],
+        policy: Policy,
+        ledger: Ledger,
+        undo: ExitStack,
+    ):
+        self.model, self.parts, self.components = model, parts, components
+        self.places = places  # of each component's sites
+        self.policy = policy  # what was asked for, by the caller and by the model
+        self.ledger = ledger  # what was decided for these sites and ran
         self._undo = undo
         self._attached = True
+        _attached.add(self)
+
+    def receipts(self) -> list[Receipt]:
+        """What really ran while attached, most often first."""
+        return self.ledger.receipts()
 
     @property
     def attached(self) -> bool:
         return self._attached
 
     def detach(self) -> None:
-        """Put everything back as it was.  Doing it twice is no error."""
-        self._attached = False
+        """Put everything back as it was.  Doing it twice is no error.
+
+        Raises PolicyError, after that, for an override or a global choice that no attention layer of its target used
+        although such layers ran.
+        """
+        before, self._attached = self._attached, False
         self._undo.close()
+        if before:
+            self.ledger.close()
+            for request in self._unused():
+                raise PolicyError(unused(request, self.ledger))
+
+    def _unused(self) -> list[Request]:
+        asked = [r for r in self.policy.requests if r.kind in ("override", "global")]
+        found = self.ledger.unused(asked) if self.ledger.tallies else []
+        if any(map(compiled, self.parts.values())):  # a graph that an earlier attachment has traced decides nothing anew
+            found = [r for r in found if r not in LEDGER.answered]
+        return found
 
     def __enter__(self) -> Attachment:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.detach()
+        try:
+            self.detach()
+        except PolicyError:
+            if error[0] is None:  # what went wrong inside is told, and not what could not be used because of it
+                raise
 
     def __repr__(self) -> str:
         parts = [
@@ -62,38 +111,77 @@ class Attachment:
         return f"<{'attached' if self._attached else 'detached'} {'; '.join(parts)}>"
 
 
-def attach(model: Any, *, component: str | None = None, backend: str | None = None) -> Attachment:
+def attach(model: Any, *, component: str | None = None, **words: Any) -> Attachment:
     """Route the attention of ``model`` through hal until the returned handle is detached.
 
     ``model`` is a diffusers pipeline (its components go by their names in ``model_index.json``), a diffusers model or a
     transformers model (``component`` names it; by default ``transformer``, ``unet``, ``vae``, ``controlnet`` or
-    ``text_encoder``, as its class name says).  ``backend`` is passed to hal with every call.
+    ``text_encoder``, as its class name says).  What may be said of the choice, all by keyword:
+
+    - ``attention_backend``: the global choice; strict in a transformer's self-attention, elsewhere taken where it fits.
+    - ``component_attention_backends``: ``{"text_encoder": "torch_sdpa", "transformer.cross": …, "transformer@0-2": …}``,
+      strict; one that no attention layer of its target uses is an error.
+    - ``attention_backend_config``: the backends' settings, as a file, a text or a mapping.
+    - ``attention_fallback``: ``"refuse"`` (the default) or ``"declared"``: a backend that the machine cannot have gives
+      way to the one that it declares, with a warning.
+    - ``kernel``: one kernel by name.  ``forbid``: never these (``"fa"``, ``"vae=fa"``).
+    - ``waive``: known-bad rules and budgets by their waiver.  ``fit``: fittings that hal does not make by itself.
 
     Set processors (IP-Adapter, fused projections) before: one that is put in while attached may bypass hal.
     Nothing that other models use is changed.  Attention that hal cannot reach is named in one warning per component;
     it runs as before.  Raises :class:`AttachError` for anything else than a model or pipeline, for one that has no
-    attention that hal can reach, and for one that is attached already; PolicyError for an unknown backend.
+    attention that hal can reach, and for one that is attached already; PolicyError for an unknown name, and for an
+    override whose target has no attention that hal can reach.
     """
     parts = _parts(model, component)
-    policy = {} if backend is None else {"backend": backend_name(backend)}
+    catalog = plugins.catalog(detect.ignored())
+    asked = choices.checked(words, components=_named(model, parts))
     components: dict[str, Component] = {}
     with ExitStack() as undo:
-        for name, module in parts.items():
-            sites, unreached = find(module)
-            components[name] = Component(name, type(module).__name__, tuple(sites), tuple(unreached))
-            _take_over(name, module, sites, policy, undo)
+        found = {name: find(module) for name, module in parts.items()}
+        for name, (sites, unreached) in found.items():
+            components[name] = Component(name, type(parts[name]).__name__, tuple(sites), tuple(unreached))
         if not any(c.reached for c in components.values()):
             raise AttachError(_nothing(model, components))
-        for found in components.values():
-            if found.unreached:
-                warnings.warn(_warning(found), stacklevel=2)
-        return Attachment(components, undo.pop_all())
+        for request in asked.requests:
+            _check_reached(request, components, model)
+        policy = asked.over(models.policy(models.of(model, parts, catalog), catalog))
+        ledger = Ledger()
+        places: dict[str, list[Place]] = {}
+        for name, (sites, _) in found.items():
+            places[name] = _take_over(name, parts[name], sites, policy, ledger, undo)
+        for one in components.values():
+            if one.unreached:
+                warnings.warn(_warning(one), stacklevel=2)
+        return Attachment(model, parts, components, places, policy, ledger, undo.pop_all())
     raise AssertionError  # an ExitStack without callbacks that swallow errors ends here never
 
 
-def backend_name(name: str) -> str:
-    """The backend's own name for any spelling of it.  Raises PolicyError for an unknown one."""
-    return plugins.catalog(detect.ignored()).backend_name(name)
+def _named(model: Any, parts: dict[str, nn.Module]) -> list[str]:
+    """The names that an override may use: every component of the pipeline, also those without attention."""
+    return list(getattr(model, "components", None) or parts) if not isinstance(model, nn.Module) else list(parts)
+
+
+def _check_reached(request: Request, components: dict[str, Component], model: Any) -> None:
+    """An override for a component whose attention hal cannot reach would never be used."""
+    name = request.target.component
+    if not name or request.mode == "forbid" or (name in components and components[name].reached):
+        return
+    if name not in components:
+        same = [n for n, part in components.items() if getattr(model, name, None) is getattr(model, n, model)]
+        why = f"it is the same object as {same[0]!r}; name that" if same else "it is no model with attention"
+    elif components[name].unreached:
+        first = components[name].unreached[0]
+        why = f"its attention is fixed ({first.cls}: {first.why})"
+    else:
+        why = f"{components[name].cls} has no attention"
+    able = ", ".join(n for n, c in components.items() if c.reached)
+    raise PolicyError(f"{request.source} cannot be used: hal reaches no attention in {name!r}, as {why}; it reaches {able}")
+
+
+def compiled(model: nn.Module) -> bool:
+    """Whether torch.compile has been put on a model or a part of it."""
+    return hasattr(model, "_orig_mod") or any(getattr(m, "_compiled_call_impl", None) for m in model.modules())
 
 
 def _parts(model: Any, component: str | None) -> dict[str, nn.Module]:
@@ -135,12 +223,22 @@ def _usual_name(model: nn.Module) -> str:
 
 
 def _take_over(
-    name: str, model: nn.Module, sites: dict[Site, nn.Module], policy: dict[str, Any], undo: ExitStack
-) -> None:
+    name: str, model: nn.Module, sites: dict[Site, nn.Module], policy: Policy, ledger: Ledger, undo: ExitStack
+) -> list[Place]:
+    places: list[Place] = []
     classes: dict[type[nn.Module], type[nn.Module]] = {}
     for site, module in sites.items():
         cls = type(module)
-        route = Route(name, site.layer, other_sequence(cls), "call" in site.doors, policy)
+        if isinstance(module, LocalAttention):
+            own = module.place  # what surrounded its construction comes after what is said now
+            undo.callback(setattr, module, "attached", module.attached)
+            layer = site.layer if own.site.layer is None else own.site.layer
+            module.attached = Place(policy.over(own.policy), own.site._replace(component=name, layer=layer), ledger)
+            places.append(module.attached)
+            continue
+        place = Place(policy, PolicySite(name, layer=site.layer), ledger)
+        places.append(place)
+        route = Route(place, site.layer, other_sequence(cls), "call" in site.doors)
         vars(module)["_hal_route"] = route
         if cls not in classes:
             classes[cls] = routed(cls)
@@ -149,6 +247,7 @@ def _take_over(
         if "backend" in site.doors:
             _set_backend(module.processor, undo)
     _set_interface(model, [module for site, module in sites.items() if "interface" in site.doors], undo)
+    return places
 
 
 def _give_back(module: nn.Module, cls: type[nn.Module], ours: type[nn.Module]) -> None:

@@ -16,11 +16,10 @@ compiled earlier.  What the site then calls ends here through one of three doors
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -30,21 +29,21 @@ from torch.overrides import TorchFunctionMode
 
 from .. import context
 from ..errors import AttachError
+from ..policy import AUTOMATIC, Site
 from ..run import attention
 
 NAME = "hal"
 Layout = Literal["bshd", "bhsd"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Route:
     """What the calls of one site say to hal."""
 
-    component: str
+    place: context.Place
     layer: int | None = None
     other: tuple[str, int] | None = None
     intercept: bool = False
-    policy: dict[str, Any] = field(default_factory=dict)
 
     def other_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """Length of the other sequence that the site's module was given, if any."""
@@ -73,6 +72,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_NO_ROUTE = Route(context.Place(AUTOMATIC, Site("model")))
 
 
 def routed(cls: type[nn.Module]) -> type[nn.Module]:
@@ -109,7 +109,7 @@ def _run(
 ) -> Tensor:
     """``hal.attention`` under the running site, with the causal alignment of PyTorch's SDPA (top-left)."""
     running = _here.stack[-1] if _here.stack else None
-    route, other = running or (Route("model"), None)
+    route, other = running or (_NO_ROUTE, None)
     axis = 1 if layout == "bshd" else 2
     q_len, kv_len = q.shape[axis], k.shape[axis]
     # Keys that are no longer than the other sequence hold nothing of the own one; joint attention's are longer.
@@ -129,31 +129,23 @@ def _run(
         "enable_gqa": enable_gqa,
         "layout": layout,
         "role": role,
-        **route.policy,
     }
     _here.stack.append(None)
     try:
         if torch.compiler.is_compiling() and context.local.generation >= 0:  # read, so that a new policy traces again
-            from .traced import component_attention
+            from ..compiled import placed
 
             given = {name: value for name, value in arguments.items() if value is not None}
-            return component_attention(q, k, v, route.component, given)
-        around = context.current.set(_inside(context.current.get(), route.component))
-        place = context._position.set(context.where()._replace(layer=route.layer))
+            return placed(q, k, v, route.place.key, given)
+        around = context.current.set(route.place.within(context.current.get()))
+        position = context._position.set(context.where()._replace(layer=route.layer))
         try:
             return attention(q, k, v, **arguments)
         finally:
-            context._position.reset(place)
+            context._position.reset(position)
             context.current.reset(around)
     finally:
         _here.stack.pop()
-
-
-@functools.lru_cache(maxsize=64)
-def _inside(outer: context.Context, name: str) -> context.Context:
-    """The running context with the component set: ``with context.component(name)``, made once."""
-    with context.component(name):
-        return context.current.get()
 
 
 def _both(mask: Tensor | None, seen: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ diffusers processor, so a processor that hal has never heard of is treated like 
 * ``call``: the code calls ``torch.nn.functional.scaled_dot_product_attention`` itself, or lets diffusers' native
   backend do it.
 
-Attention that uses none of them (its own softmax, FlexAttention, ``torch.nn.MultiheadAttention``) cannot be reached.
+hal's own layers are taken over as what they are (``layer``).  Attention that uses none of them (its own softmax, FlexAttention, ``torch.nn.MultiheadAttention``) cannot be reached.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+
+from ..layers import LocalAttention
 
 SDPA, DISPATCH, INTERFACE = "scaled_dot_product_attention", "dispatch_attention_fn", "ALL_ATTENTION_FUNCTIONS"
 # Names under which modules take the sequence that cross-attention reads its keys from.
@@ -95,6 +97,8 @@ def _block(name: str) -> str:
 
 def _judge(module: nn.Module, processor: Any, read: Callable[[type, Any], Code]) -> tuple[frozenset[str], str]:
     """The doors into one module, and why (a part of) its attention stays out of reach."""
+    if isinstance(module, LocalAttention):
+        return frozenset({"layer"}), ""
     if isinstance(module, nn.MultiheadAttention):
         return frozenset(), "torch.nn.MultiheadAttention has no place where another attention can be put"
     cls: Any = type(module)

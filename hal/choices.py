@@ -1,0 +1,230 @@
+"""What people say (options, environment, settings file, keyword arguments) as a Policy.  One reader for all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import detect, plugins
+from .errors import PolicyError, unknown
+from .policy import AUTOMATIC, Policy, Request, Target, names
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+
+FALLBACKS = ("refuse", "declared")
+BACKEND, FALLBACK, SETTINGS = "HAL_ATTENTION_BACKEND", "HAL_ATTENTION_FALLBACK", "HAL_SETTINGS"
+# The keys of a settings file, the keyword arguments of hal.attach and hal.scope, and (with dashes) the options.
+KEYS = (
+    "attention_backend",
+    "component_attention_backends",
+    "attention_backend_config",
+    "attention_fallback",
+    "kernel",
+    "forbid",
+    "waive",
+    "fit",
+)
+
+Names = str | Iterable[str] | None
+
+
+def policy_of(
+    catalog: Catalog,
+    *,
+    attention_backend: str | None = None,
+    component_attention_backends: Mapping[str, str] | Names = None,
+    attention_backend_config: Any = None,
+    attention_fallback: str | None = None,
+    kernel: str | None = None,
+    forbid: Mapping[str, str] | Names = None,
+    waive: Names = None,
+    fit: Names = None,
+    components: Iterable[str] | None = None,
+    said: Any = lambda key, value: f"{key}={value!r}",
+) -> Policy:
+    """The policy that these words mean.  ``said(key, value)`` names a source as the user knows it.
+
+    ``components`` are the names that exist, where they are known.  A fallback that is not said is the environment's,
+    else ``refuse``.  Raises PolicyError for every unknown or contradictory word.
+    """
+    mode = _mode(attention_fallback, said)
+    requests: list[Request] = []
+    if attention_backend is not None or kernel is not None:
+        given = {"attention_backend": attention_backend, "kernel": kernel}
+        source = " ".join(said(k, x) for k, x in given.items() if x is not None)
+        own = "" if attention_backend is None else _named(catalog.backend_name, attention_backend, source)
+        one = "" if kernel is None else _named(catalog.kernel_name, kernel, source)
+        if own and one and all(k.name != one for k in _kernels(catalog, own)):
+            known = sorted(k.name for k in _kernels(catalog, own))
+            raise PolicyError(f"{source}: {one} is no kernel of {own}; its kernels: {', '.join(known)}")
+        # One kernel by its name is meant as it is said: no fallback has it.
+        requests.append(Request(own, "require" if one else mode, source, one, attention_backend or "", "global"))
+    for text, backend in pairs(component_attention_backends, "component_attention_backends", said):
+        source = said("component_attention_backends", f"{text}={backend}")
+        target = _target(text, components, source)
+        requests.append(
+            Request(_named(catalog.backend_name, backend, source), mode, source, "", backend, "override", target)
+        )
+    for text, name in pairs(forbid, "forbid", said, lone=True):
+        source = said("forbid", f"{text}={name}" if text else name)
+        target = _target(text, components, source) if text else Target()
+        backend, kernel = ("", name) if name in catalog.kernels else (_named(catalog.backend_name, name, source), "")
+        requests.append(Request(backend, "forbid", source, kernel, name, "override", target))
+    settings = _settings(attention_backend_config, catalog, requests, components, said)
+    policy = Policy(tuple(requests), names(waive), names(fit), settings)
+    catalog.check_names(policy.waive, policy.fit)
+    return policy
+
+
+def pairs(given: Any, key: str, said: Any, lone: bool = False) -> list[tuple[str, str]]:
+    """``a=x,b=y`` (one text or several), a mapping, or pairs; with ``lone`` a name alone is for everywhere."""
+    if given is None:
+        return []
+    out: list[tuple[str, str]] = []
+    if isinstance(given, Mapping):
+        out = [(str(t), str(b)) for t, b in given.items()]
+    else:
+        for piece in sorted_names(given):
+            target, eq, backend = piece.partition("=")
+            if lone and not eq:
+                target, backend = "", target
+            if not backend.strip() or (not lone and not target.strip()):
+                form = "[COMPONENT=]NAME" if lone else "COMPONENT=BACKEND"
+                raise PolicyError(f"{said(key, piece)}: {piece!r} is no {form}; write, say, text_encoder=torch_sdpa")
+            out.append((target.strip(), backend.strip()))
+    if not lone:
+        for i, (target, backend) in enumerate(out):
+            earlier = [b for t, b in out[:i] if t == target]
+            if earlier and earlier[0] != backend:
+                raise PolicyError(f"{said(key, f'{target}={backend}')}: {target} was given {earlier[0]} as well; keep one")
+    return list(dict.fromkeys(out))
+
+
+def sorted_names(given: Any) -> list[str]:
+    """The pieces of a text with commas, or of several, in their order."""
+    many = [given] if isinstance(given, str) else list(given)
+    return [n.strip() for t in many for n in str(t).split(",") if n.strip()]
+
+
+def _named(read: Any, name: str, source: str) -> str:
+    try:
+        out: str = read(name)
+    except PolicyError as e:
+        raise PolicyError(f"{source}: {e}") from None
+    return out
+
+
+def _kernels(catalog: Catalog, backend: str) -> list[Any]:
+    lines = (line for p in catalog.platforms for line in catalog.lines(p, backend))
+    return [*catalog.backends[backend].kernels, *(line.kernel for line in lines)]
+
+
+def _target(text: str, components: Iterable[str] | None, source: str) -> Target:
+    try:
+        target = Target.parse(text)
+    except PolicyError as e:
+        raise PolicyError(f"{source}: {e}") from None
+    if components is not None and target.component not in (known := sorted(components)):
+        raise PolicyError(f"{source}: {unknown('component', target.component, known)}")
+    return target
+
+
+def _mode(given: str | None, said: Any) -> str:
+    source = said("attention_fallback", given)
+    if given is None:
+        given, source = os.environ.get(FALLBACK) or _file().get("attention_fallback"), f"{FALLBACK} or {SETTINGS}"
+    if given is None:
+        return "require"
+    if given not in FALLBACKS:
+        raise PolicyError(f"{source}: {unknown('fallback', given, FALLBACKS)}")
+    return "prefer" if given == "declared" else "require"
+
+
+def _settings(
+    given: Any, catalog: Catalog, requests: list[Request], components: Iterable[str] | None, said: Any
+) -> tuple[Any, ...]:
+    if given is None or given == "" or given == {}:
+        return ()
+    raise NotImplementedError
+
+
+# ---- what surrounds the process
+
+
+def environment(catalog: Catalog) -> Policy:
+    """What HAL_ATTENTION_BACKEND asks for, and the settings file of HAL_SETTINGS after it."""
+    name, file = os.environ.get(BACKEND), os.environ.get(SETTINGS)
+    if not name and not file:
+        return AUTOMATIC
+    return _environment(catalog, name, file, os.environ.get(FALLBACK), _stamp(file))
+
+
+@lru_cache(8)
+def _environment(catalog: Catalog, name: str | None, file: str | None, fallback: str | None, stamp: Any) -> Policy:
+    policy = AUTOMATIC
+    if name:
+        policy = policy_of(catalog, attention_backend=name, said=lambda k, x: f"{BACKEND}={x}")
+    return policy.over(settings_file(catalog, file)) if file else policy
+
+
+def settings_file(catalog: Catalog, path: str) -> Policy:
+    """The policy in a JSON or YAML file with the keys of ``KEYS``.  Raises PolicyError naming file and line."""
+    from .config import read
+
+    source = read(path, "the settings file")
+    for key in source.data:
+        if key not in KEYS:
+            raise PolicyError(f"{source.place(key)}: {unknown('setting', key, KEYS)}")
+    return policy_of(catalog, **source.data, said=lambda key, value: f"{source.place(key)}, {key}: {value}")
+
+
+def _file() -> Mapping[str, Any]:
+    file = os.environ.get(SETTINGS)
+    if not file:
+        return {}
+    from .config import read
+
+    return read(file, "the settings file").data
+
+
+def _stamp(file: str | None) -> Any:
+    try:
+        return Path(file).stat().st_mtime_ns if file else None
+    except OSError:
+        return None
+
+
+# ---- by hand
+
+
+@contextmanager
+def scope(**choices: Any) -> Iterator[None]:
+    """Attention inside is chosen by these words, those of ``hal.attach``: ``attention_backend`` (the global choice),
+    ``component_attention_backends``, ``attention_backend_config``, ``attention_fallback``, ``kernel``, ``forbid``,
+    ``waive`` (rules by their waiver) and ``fit`` (fittings).  Raises PolicyError for an unknown word or name.
+    """
+    from .context import changed, current, unused
+    from .ledger import Ledger
+
+    policy, here = checked(choices), current.get()
+    ledger = Ledger()
+    try:
+        with changed(policy=policy.over(here.policy), ledgers=(*here.ledgers, ledger)):
+            yield
+        for request in ledger.unused(policy.requests) if ledger.tallies else ():
+            raise PolicyError(unused(request, ledger))
+    finally:
+        ledger.close()
+
+
+def checked(choices: Mapping[str, Any], **more: Any) -> Policy:
+    """The policy of keyword arguments.  Raises PolicyError for a word that does not exist."""
+    for key in choices:
+        if key not in KEYS:
+            raise PolicyError(unknown("choice", key, KEYS))
+    return policy_of(plugins.catalog(detect.ignored()), **choices, **more)

@@ -1,0 +1,144 @@
+"""LocalAttention: one device's attention, as a module that chooses its backend where it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from .. import detect, plugins
+from ..context import Place, current, local, tally
+from ..decision import Decision
+from ..errors import CallError, NoKernelError
+from ..facts import Call, dtype_name
+from ..policy import ROLES, Site
+from ..run import attention, decide
+
+_layers: WeakSet[LocalAttention] = WeakSet()
+
+
+class LocalAttention(nn.Module):
+    """Softmax attention over q [B, Sq, heads, head_dim], k and v [B, Sk, kv_heads, head_dim], by the backend that policy gives.
+
+    The policy around its construction (``hal.component``, ``hal.scope``) stays with the layer, under whatever is in force
+    where it runs: ``hal.force`` and per-request overrides still count.  What was asked for explicitly is tried at
+    construction, for ``dtype`` (PyTorch's default) on ``device`` (the active platform's), with what is not known yet kept
+    open; ``deferred=True`` leaves it to the first use.
+
+    - ``required_backend``: without it the layer computes something wrong, ``why``; outranks every choice.
+    - ``default_backend``: taken where nobody asks otherwise and it fits.
+    - ``supported_backends``: guides automatic choice only; an explicit other one is honoured.
+    - ``role``: self or cross.  ``scale``: None is head_dim ** -0.5.  ``causal``: bottom-right aligned.  ``layer``: its index.
+
+    Raises PolicyError for an unknown name and NoKernelError for a backend that this machine or layer cannot have.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        kv_heads: int | None = None,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+        role: str = "self",
+        layer: int | None = None,
+        required_backend: str | None = None,
+        why: str = "",
+        default_backend: str | None = None,
+        supported_backends: Iterable[str] = (),
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        deferred: bool = False,
+    ) -> None:
+        super().__init__()
+        if role not in ROLES:
+            raise CallError(f"role is {role!r}; allowed: {', '.join(ROLES)}")
+        catalog = plugins.catalog(detect.ignored())
+        name = catalog.backend_name
+        self.heads, self.head_dim, self.kv_heads = heads, head_dim, kv_heads or heads
+        self.scale, self.causal, self.role = scale, causal, role
+        here = current.get()
+        site = Site(
+            here.site.component,
+            role,
+            layer,
+            name(required_backend) if required_backend else "",
+            name(default_backend) if default_backend else "",
+            frozenset(map(name, [supported_backends] if isinstance(supported_backends, str) else supported_backends)),
+            why,
+        )
+        self.place = Place(here.policy, site)
+        self.attached: Place | None = None  # set by hal.attach
+        self.decision: Decision | None = None  # what was chosen at construction; None: deferred
+        call = self.call(dtype or torch.get_default_dtype())
+        if deferred:
+            for ledger in here.ledgers[1:]:
+                ledger.deferred.add(site.component)
+        else:
+            self._choose(call, torch.device(device).type if device is not None else None)
+        _layers.add(self)
+
+    def call(self, dtype: torch.dtype) -> Call:
+        """What is known of a call before there is one."""
+        scale = "default" if self.scale is None else self.scale
+        open_ended: dict[str, Any] = dict.fromkeys(("batch", "q_len", "kv_len", "mask", "mask_shape", "grad"))
+        return Call(
+            dtype_name(dtype), self.head_dim, heads=self.heads, kv_heads=self.kv_heads, causal=self.causal, scale=scale,
+            role=self.role, **open_ended,
+        ).checked()  # fmt: skip
+
+    def _choose(self, call: Call, device_type: str | None) -> None:
+        token = current.set(self.place.within(current.get()))
+        try:
+            decision = decide(call, device_type or detect.real_platform().device_type, None)
+            if decision.request is not None:  # automatic choice waits for what is still open
+                if decision.chosen is None:
+                    raise NoKernelError(decision.error or "", decision)
+                self.decision = decision
+            tally(decision)
+        finally:
+            current.reset(token)
+
+    @property
+    def backend(self) -> str | None:
+        """The backend that was asked for and chosen at construction; None where each call chooses."""
+        return self.decision.backend if self.decision else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        *,
+        dropout_p: float = 0.0,
+        return_lse: bool = False,
+    ) -> Any:
+        """As ``hal.attention``: returns [B, Sq, heads, head_dim], and with ``return_lse`` the LSE [B, heads, Sq]."""
+        arguments: dict[str, Any] = {
+            "attn_mask": attn_mask, "is_causal": self.causal, "scale": self.scale, "dropout_p": dropout_p,
+            "enable_gqa": self.kv_heads != self.heads, "return_lse": return_lse, "role": self.role,
+        }  # fmt: skip
+        if torch.compiler.is_compiling() and local.generation >= 0:  # read, so that a new policy traces again
+            from ..compiled import placed
+
+            given = {name: value for name, value in arguments.items() if value is not None}
+            return placed(q, k, v, (self.attached or self.place).key, given)
+        token = current.set((self.attached or self.place).within(current.get()))
+        try:
+            return attention(q, k, v, **arguments)
+        finally:
+            current.reset(token)
+
+    def extra_repr(self) -> str:
+        kv = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
+        return f"heads={self.heads}{kv}, head_dim={self.head_dim}, role={self.role}, backend={self.backend or 'automatic'}"
+
+
+def layers() -> list[LocalAttention]:
+    """Every such layer that lives in the process."""
+    return list(_layers)
