@@ -12,6 +12,7 @@ from .errors import HalError
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "AttentionBackend": "names",
     "Call": "facts",
     "Catalog": "catalog",
     "Decision": "decision",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from .integrations.attachment import attach
     from .layers.local import LocalAttention
     from .ledger import Receipt, clear_receipts, receipts
+    from .names import AttentionBackend
     from .platform import Platform
     from .policy import Policy, Request
     from .requests import request

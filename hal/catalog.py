@@ -129,7 +129,14 @@ class Catalog:
             for p in self.problems:
                 if p.name == key:
                     raise p.as_error()
-            raise PolicyError(unknown("attention backend", name, {*self.backends, *self.aliases}))
+            from .names import NAMED
+
+            known = {*self.backends, *self.aliases}
+            raise PolicyError(
+                f"attention backend {name!r} is not in this release and no plug-in brings it (known: {', '.join(sorted(known))})"
+                if key in NAMED
+                else unknown("attention backend", name, known)
+            )
         return key
 
     def kernel_name(self, name: str) -> str:

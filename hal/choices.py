@@ -148,9 +148,16 @@ def _mode(given: str | None, said: Any) -> str:
 def _settings(
     given: Any, catalog: Catalog, requests: list[Request], components: Iterable[str] | None, said: Any
 ) -> tuple[Any, ...]:
-    if given is None or given == "" or given == {}:
+    """The settings of backends, checked by their models.  Imported only where something is set: pydantic is slow."""
+    if given is None:
         return ()
-    raise NotImplementedError
+    from . import config, source
+
+    if not isinstance(given, source.Source):
+        given = source.read(given, said("attention_backend_config", given) if isinstance(given, str) else "settings")
+    chosen = next((r.backend for r in requests if r.kind == "global" and r.backend), None)
+    own = {r.target.component: r.backend for r in requests if r.kind == "override" and r.mode != "forbid" and not r.target.role}
+    return config.settings(given, catalog, chosen, None if components is None else list(components), own)
 
 
 # ---- what surrounds the process
@@ -174,20 +181,23 @@ def _environment(catalog: Catalog, name: str | None, file: str | None, fallback:
 
 def settings_file(catalog: Catalog, path: str) -> Policy:
     """The policy in a JSON or YAML file with the keys of ``KEYS``.  Raises PolicyError naming file and line."""
-    from .config import read
+    from .source import read
 
     source = read(path, "the settings file")
-    for key in source.data:
+    words = dict(source.data)
+    for key in words:
         if key not in KEYS:
             raise PolicyError(f"{source.place(key)}: {unknown('setting', key, KEYS)}")
-    return policy_of(catalog, **source.data, said=lambda key, value: f"{source.place(key)}, {key}: {value}")
+    if words.get("attention_backend_config") is not None:
+        words["attention_backend_config"] = source.under("attention_backend_config")
+    return policy_of(catalog, **words, said=lambda key, value: f"{source.place(key)}, {key}: {value}")
 
 
 def _file() -> Mapping[str, Any]:
     file = os.environ.get(SETTINGS)
     if not file:
         return {}
-    from .config import read
+    from .source import read
 
     return read(file, "the settings file").data
 

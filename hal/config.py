@@ -88,6 +88,17 @@ def config_model(backend: Backend) -> type[Config] | None:
     return model
 
 
+def defaults(backend: Backend) -> Config | None:
+    """A backend's settings where none were given.  Raises PolicyError where one of them has no default."""
+    model = config_model(backend)
+    if model is None:
+        return None
+    needed = [describe(backend, n) for n, f in model.model_fields.items() if f.is_required()]
+    if needed:
+        raise PolicyError(f"{backend.name} needs {', '.join(needed)}; give it by --attention-backend-config")
+    return model()
+
+
 def keys(model: type[Config]) -> dict[str, str]:
     """Every key that a model takes, aliases too -> the field's name."""
     out: dict[str, str] = {}

@@ -21,6 +21,7 @@ from .policy import AUTOMATIC, Policy, Request, Site, Target
 
 if TYPE_CHECKING:
     from .decision import Decision
+    from .plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class Context:
     policy: Policy = AUTOMATIC
     machine: Machine | None = None  # a simulated one; None: this machine
     site: Site = Site()
+    plan: Plan | None = None  # nothing else may run
     ledgers: tuple[Ledger, ...] = (LEDGER,)  # the scopes that want to know what was chosen; the last counts the runs
 
 
@@ -48,7 +50,7 @@ current: ContextVar[Context] = ContextVar("hal", default=NOTHING)
 _position: ContextVar[Position] = ContextVar("hal_position", default=NOWHERE)
 # Equal contexts are one object for as long as anything uses it, so that a cached decision is found again.
 _interned: WeakValueDictionary[tuple[Any, ...], Context] = WeakValueDictionary()
-_interned[NOTHING.policy, NOTHING.machine, NOTHING.site, NOTHING.ledgers] = NOTHING
+_interned[NOTHING.policy, NOTHING.machine, NOTHING.site, NOTHING.plan, NOTHING.ledgers] = NOTHING
 
 
 class _Local(threading.local):
@@ -87,7 +89,7 @@ def changed(**changes: Any) -> Iterator[Context]:
 def interned(base: Context, **changes: Any) -> Context:
     """``base`` with some of it changed; equal contexts are one."""
     c = replace(base, **changes)
-    return _interned.setdefault((c.policy, c.machine, c.site, c.ledgers), c)
+    return _interned.setdefault((c.policy, c.machine, c.site, c.plan, c.ledgers), c)
 
 
 class Place:

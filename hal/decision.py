@@ -164,11 +164,10 @@ class Decision(Examination):
         """The settings of the chosen backend, as they were given or its defaults; None where it has none."""
         if self.chosen is None or self.chosen.backend.config is None:
             return None
-        from .config import config_model
+        from .config import defaults
 
         given = self.policy.config(self.chosen.backend.name)
-        model = config_model(self.chosen.backend)
-        return model() if given is None and model else given
+        return defaults(self.chosen.backend) if given is None else given
 
     @cached_property
     def fitted(self) -> tuple[Call, ...]:

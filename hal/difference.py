@@ -293,9 +293,12 @@ def _passed_over(theirs: Choice, own: Choice, quality: str) -> Cause:
 def differing_facts(a: Side, b: Side) -> tuple[Fact, ...]:
     """The facts of the machines that are not the same, devices first."""
     x, y = _facts(a), _facts(b)
-    names = dict.fromkeys((*x, *y))
-    pairs = ((n, *(f.get(n, "absent" if n.startswith("pkg.") else None) for f in (x, y))) for n in names)
-    return tuple(Fact(n, v, w) for n, v, w in pairs if v != w)
+
+    def pair(name: str) -> Fact:
+        unsaid = "absent" if name.startswith("pkg.") else None
+        return Fact(name, x.get(name, unsaid), y.get(name, unsaid))
+
+    return tuple(f for f in map(pair, dict.fromkeys((*x, *y))) if f.a != f.b)
 
 
 def _facts(side: Side) -> dict[str, Any]:

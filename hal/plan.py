@@ -6,10 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import HalError, PolicyError, unknown
 from .facts import Call, Machine
+from .facts.call import KINDS
+
+if TYPE_CHECKING:
+    from .decision import Decision
 
 FORMAT = "hal-plan-1"
 
@@ -28,9 +32,36 @@ class Entry:
     source: str = "automatic"
     warnings: tuple[str, ...] = ()
 
+    @property
+    def choice(self) -> tuple[Any, ...]:
+        return self.backend, self.kernel, self.fittings
+
+    @property
+    def told(self) -> str:
+        by = f"{self.backend} by {self.kernel}" if self.backend else "refused"
+        return by + (f" with {', '.join(self.fittings)}" if self.fittings else "")
+
+    def to_json(self) -> dict[str, Any]:
+        out = {k: getattr(self, k) for k in ("component", "role", "layer", "backend", "kernel", "source")}
+        return {**out, "call": self.call.to_json(), "fittings": list(self.fittings), "warnings": list(self.warnings)}
+
     def __str__(self) -> str:
         where = f"{self.component or 'call'}.{self.role}"
         return where if self.layer is None else f"{where}@{self.layer}"
+
+
+def entry_of(d: Decision) -> Entry:
+    """A decision as an entry; which of several equal devices it ran on does not matter."""
+    site = d.policy.site
+    call = d.call.but(device=0, refused=(), layer=None, step=None)
+    return Entry(
+        site.component, site.role, site.layer, call, d.backend, d.kernel, d.fittings, d.source, d.warnings
+    )  # fmt: skip
+
+
+def _apart(planned: Call, found: Call) -> list[str]:
+    keys = [k for k in KINDS if getattr(planned, k) != getattr(found, k)]
+    return [f"{k} is {getattr(found, k)}, planned {getattr(planned, k)}" for k in keys]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +73,26 @@ class Plan:
     policy: Mapping[str, Any] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
     origin: str = ""
+
+    def check(self, d: Decision) -> None:
+        """Raises PolicyError where a decision is not the one that the plan has for its layer and call."""
+        mine = entry_of(d)
+        same = [e for e in self.entries if (e.component, e.role, e.layer) == (mine.component, mine.role, mine.layer)]
+        where = f"plan {self.origin}: {mine}"
+        if not same:
+            raise PolicyError(f"{where} is not in the plan; make it anew with hal lock")
+        planned = next((e for e in same if e.call == mine.call), None)
+        if planned is None:
+            nearest = min((_apart(e.call, mine.call) for e in same), key=len)
+            raise PolicyError(f"{where} has no such call: {'; '.join(nearest)}; run it as it was locked, or make it anew")
+        if planned.choice != mine.choice:
+            why = d.error or f"because {d.source}"
+            raise PolicyError(f"{where} shall run {planned.told}, and here it would be {mine.told} ({why}); nothing has run")
+
+    def to_json(self) -> dict[str, Any]:
+        entries = [e.to_json() for e in self.entries]
+        out = {"hal": self.hal, "format": FORMAT, "machine": self.machine.to_json(), "policy": dict(self.policy)}
+        return {**out, "entries": entries}
 
 
 def is_plan(path: str | Path) -> bool:
@@ -114,7 +165,7 @@ def _entry(data: Any, where: str) -> Entry:
     )
 
 
-_KINDS = {str: "text", list: "a list", dict: "an object"}
+_KINDS: dict[type, str] = {str: "text", list: "a list", dict: "an object"}
 _NONE: Any = object()
 
 

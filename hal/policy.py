@@ -144,6 +144,7 @@ class Policy:
     fit: frozenset[str] = frozenset()
     settings: tuple[Any, ...] = ()  # hal.config.Setting
     limits: tuple[Only, ...] = ()
+    by_layer: bool = False  # each layer decides for itself, as a plan has it, though none was asked for alone
     site: Site = Site()
 
     def __post_init__(self) -> None:
@@ -156,7 +157,7 @@ class Policy:
     @property
     def layered(self) -> bool:
         """Whether some request is for some layers only."""
-        return any(r.target.layers for r in self.requests)
+        return self.by_layer or any(r.target.layers for r in self.requests)
 
     def with_request(self, *requests: Request) -> Policy:
         """This policy with requests that come before those of the same kind."""
@@ -168,7 +169,8 @@ class Policy:
             return self
         both = dict.fromkeys((*self.requests, *other.requests))
         settings, limits = (*self.settings, *other.settings), (*self.limits, *other.limits)
-        return Policy(tuple(both), self.waive | other.waive, self.fit | other.fit, settings, limits, self.site)
+        waive, fit, by_layer = self.waive | other.waive, self.fit | other.fit, self.by_layer or other.by_layer
+        return Policy(tuple(both), waive, fit, settings, limits, by_layer, self.site)
 
     def at(self, site: Site) -> Policy:
         return self if site == self.site else replace(self, site=site)

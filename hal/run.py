@@ -212,6 +212,8 @@ def decide(call: Call, device_type: str, backend: str | None, tensors: tuple[Any
         decision = resolve(call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
     else:
         decision = _here(call, device_type, catalog, policy, tensors)
+    if here.plan is not None:
+        here.plan.check(decision)
     log.decided(decision)
     return decision
 

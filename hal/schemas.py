@@ -134,7 +134,7 @@ def explanation() -> dict[str, Any]:
 
 def difference() -> dict[str, Any]:
     """What ``hal diff --json`` writes."""
-    side = _object({k: _TEXT for k in ("name", "hal", "platform", "arch", "origin")})
+    side = _object(dict.fromkeys(("name", "hal", "platform", "arch", "origin"), _TEXT))
     anything = {"description": "null: unknown; a package that is not there is absent"}
     choice = _object(
         {

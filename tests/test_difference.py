@@ -21,7 +21,7 @@ from hal.resolver import resolve
 
 CATALOG = plugins.catalog()
 PRESETS = sorted(CATALOG.presets)
-SCHEMA = schemas.difference()
+SCHEMA = jsonschema.Draft202012Validator(schemas.difference())
 FA3 = {"flash_attn_3": "3.0.0"}
 
 
@@ -50,7 +50,7 @@ PACKAGES = st.dictionaries(
 MACHINES = st.tuples(st.sampled_from(PRESETS), PACKAGES)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(MACHINES, MACHINES)
 def test_turned_round_the_difference_is_the_same_and_every_one_has_a_reason_on_each_side(one: Any, other: Any) -> None:
     a, b = side(*one), side(*other)
@@ -66,7 +66,7 @@ def test_turned_round_the_difference_is_the_same_and_every_one_has_a_reason_on_e
         assert all(w.causes for w in c.why)
     alike = set(a.choices) - {c.question for c in there.calls}
     assert all(a.choices[q].outcome == b.choices[q].outcome for q in alike)
-    jsonschema.validate(json.loads(json.dumps(there.to_json())), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(there.to_json())))
 
 
 def test_a_package_that_is_taken_away_is_the_reason_and_the_fact() -> None:
@@ -183,7 +183,7 @@ def test_a_plans_calls_are_decided_on_the_machine(tmp_path: Path) -> None:
     found = compare(planned("plan", made, CATALOG), decided("t4", CATALOG.machine("t4"), CATALOG, asked(made)))
     assert {c.question.layer for c in found.calls} >= {i for i, e in enumerate(made.entries) if e.backend == "fa"}
     assert "arch is sm75" in causes(found, "b", "fa/fa3")["arch"]
-    jsonschema.validate(json.loads(json.dumps(found.to_json())), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(found.to_json())))
 
 
 def test_what_somebody_asked_for_in_a_plan_runs_on_the_machine_or_is_refused(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_plan_of_another_hal_that_decided_otherwise_is_told(tmp_path: Path) ->
     new = plan(tmp_path / "new.json", packages=FA3)
     found = compare(planned("old", read_plan(path), CATALOG), planned("new", new, CATALOG))
     assert [tuple(f) for f in found.facts] == [("hal", "0.0.1", "0.1.0")]
-    (c,) = found.calls
+    assert len(found.calls) == 1
     assert "this hal decides fa by fa3" in causes(found, "a", "fa/fa3")["plan.other"]
     assert "fa comes first" in causes(found, "b", "torch_sdpa/sdpa.flash")["order"]
 

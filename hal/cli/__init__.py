@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": "Tell which kernel runs a call, on this machine or any other, and why.",
     "generate": "Make a picture or a video from a diffusers folder, and tell which attention ran.",
     "diff": "Tell what two machines, releases or plans decide otherwise, and why.",
+    "lock": "Save every layer's decision of a pipeline as a plan that generate keeps to.",
     "matrix": "Show what is supported where, from the declarations.",
     "facts": "Show this machine's facts, to explain and replay elsewhere.",
     "presets": "List the machines that can be simulated by name.",

@@ -140,7 +140,8 @@ def _row(many: list[Differing]) -> Row:
     c = many[0]
     names = list(dict.fromkeys(c.question.name for c in many))
     shown, more = (names, 0) if len(names) <= MOST else (names[: MOST - 1], len(names) - MOST + 1)
-    name = lined([*([(n, "bold")] for n in shown), *([[(f"and {more} more", "dim")]] if more else [])])
+    told: list[list[Part]] = [[(n, "bold")] for n in shown]
+    told += [[(f"and {more} more", "dim")]] if more else []
     lines: list[list[Part]] = []
     for w in c.why:
         lines.append([(f"{w.kernel} on {w.on.upper()}", "bold")])
@@ -150,7 +151,7 @@ def _row(many: list[Differing]) -> Row:
             lines += [[(f"    see: {r.citation}", "dim")]] if r.citation else []
     if c.a is None or c.b is None:
         lines.append([f"only {'B' if c.a is None else 'A'} has this call"])
-    return name, _choice(c.a), _choice(c.b), lined(lines)
+    return lined(told), _choice(c.a), _choice(c.b), lined(lines)
 
 
 def _choice(c: Choice | None) -> Cell:

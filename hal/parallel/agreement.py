@@ -23,9 +23,9 @@ def agree(decisions: Decision | Iterable[Decision], group: Any = None) -> str:
     """The digest of the decisions, where every rank of ``group`` took the same ones; else AgreementError on every rank.
 
     Compared, in the order given: platform, architecture, torch, the call without its device index, backend, kernel,
-    fittings, source, and the versions of the packages that the chosen kernel needs.  Two ranks that refuse a call alike
-    agree.  Without an initialised process group this is the only rank, and the digest is returned.  The digest is that
-    of the facts alone: the same in every process.
+    fittings, source, the backend's settings, and the versions of the packages that the chosen kernel needs.  Two ranks
+    that refuse a call alike agree.  Without an initialised process group this is the only rank, and the digest is
+    returned.  The digest is that of the facts alone: the same in every process.
 
     Every rank of the group must call this, as with any collective: it is one ``all_gather_object`` of text (over NCCL set
     the current device first).  The error names ranks as the whole job numbers them.
@@ -88,6 +88,7 @@ def _facts(d: Decision) -> dict[str, Any]:
         "kernel": d.kernel,
         "fittings": list(d.fittings),
         "source": d.source,
+        "settings": d.config.model_dump(mode="json") if d.config is not None else {},
         "packages": {
             n.package: _version(n.state(packages), packages.get(n.package)) for n in (kernel.needs if kernel else ())
         },
@@ -131,7 +132,7 @@ def _disagreement(told: Mapping[int, Any]) -> str:
     for i in range(shared):
         flat = {r: _flat(t["decisions"][i]) for r, t in able.items()}
         for fact in dict.fromkeys(f for facts in flat.values() for f in facts):
-            for text in _by_value({r: _show(fact, facts[fact]) for r, facts in flat.items()}, f"{fact} "):
+            for text in _by_value({r: _show(fact, facts.get(fact)) for r, facts in flat.items()}, f"{fact} "):
                 where.setdefault(text, []).append(i)
     lines += [text + (f" (decisions {_ranges(at)})" if shared > 1 else "") for text, at in where.items()]
     needed = {p for t in able.values() for d in t["decisions"] for p in d["packages"]}
@@ -151,8 +152,10 @@ def _disagreement(told: Mapping[int, Any]) -> str:
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    call = {f"call {k}": x for k, x in facts["call"].items()}
-    return {k: x for k, x in facts.items() if k not in ("call", "packages")} | call
+    flat = {k: x for k, x in facts.items() if k not in ("call", "settings", "packages")}
+    for part, name in (("call", "call"), ("settings", "setting")):
+        flat |= {f"{name} {k}": x for k, x in facts[part].items()}
+    return flat
 
 
 def _by_value(values: Mapping[int, str], before: str = "") -> list[str]:
@@ -171,7 +174,9 @@ def _count(n: int) -> str:
 
 def _show(fact: str, x: Any) -> str:
     if x is None:
-        return "none (refused)" if fact in ("backend", "kernel") else "unknown"
+        return (
+            "none (refused)" if fact in ("backend", "kernel") else "none" if fact.startswith("setting ") else "unknown"
+        )
     if isinstance(x, list):
         return " ".join(map(str, x)) or "none"
     return str(x).lower() if isinstance(x, bool) else str(x)

@@ -29,6 +29,8 @@ LIGHT = [
     "explain --schema",
     "facts --on x86",
     "facts --schema",
+    "diff x86 x86",
+    "diff --schema",
     "matrix",
     "matrix --json",
     "matrix --format html",

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
 
+from hal.catalog import Catalog
+from hal.config import Config, Setting
+from hal.decision import Decision
 from hal.errors import AgreementError, HalError, PolicyError
 from hal.facts import Call
 from hal.parallel import agree
 from hal.plugins import catalog
+from hal.policy import Policy
 from hal.resolver import resolve
 
 LIMIT = 240  # seconds, for the slowest of machines; a hang ends here
@@ -133,6 +138,24 @@ def test_alone_the_digest_is_returned_and_follows_every_fact_that_matters() -> N
     assert len({*digests}) == len(digests)
     assert agree(ranks.decide("h100", 2)) != agree(ranks.decide("h100", 1))
     assert agree([]) == agree(iter([]))
+
+
+def test_the_settings_of_the_chosen_backend_are_part_of_the_digest() -> None:
+    class Sparsity(Config):
+        keep: float = 0.5
+
+    plain = catalog()
+    backends = {**plain.backends, "fa": replace(plain.backends["fa"], config=Sparsity)}
+    made = Catalog(plain.platforms, backends)
+    machine = plain.machine("h100").with_packages(ranks.FA3)
+    call = Call.of(dtype="bf16", head_dim=128, heads=24, batch=1, q_len=4096)
+
+    def decision(*settings: Setting) -> Decision:
+        return resolve(call, machine, made, Policy(settings=settings))
+
+    default, same, other = (), (Setting("fa", "", Sparsity(keep=0.5)),), (Setting("fa", "", Sparsity(keep=0.9)),)
+    assert decision().backend == "fa"
+    assert agree(decision(*default)) == agree(decision(*same)) != agree(decision(*other))
 
 
 def test_what_the_decision_does_not_rest_on_changes_no_digest() -> None:
