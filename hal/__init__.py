@@ -32,6 +32,7 @@ _EXPORTS = {
     "explain": "run",
     "force": "context",
     "forget": "run",
+    "grid": "context",
     "hooks": "log",
     "position": "context",
     "receipts": "ledger",
@@ -39,6 +40,7 @@ _EXPORTS = {
     "resolve": "resolver",
     "scope": "choices",
     "simulate": "context",
+    "step": "context",
 }
 
 __all__ = ["HalError", "current_platform", *_EXPORTS]
@@ -49,13 +51,13 @@ if TYPE_CHECKING:
 
     from .catalog import Catalog
     from .choices import scope
-    from .context import component, force, position, simulate
+    from .context import component, force, grid, position, simulate, step
     from .decision import Decision
     from .facts import Call, Device, Machine, Package
-    from .log import hooks
     from .integrations.attachment import attach
     from .layers.local import LocalAttention
     from .ledger import Receipt, clear_receipts, receipts
+    from .log import hooks
     from .names import AttentionBackend
     from .platform import Platform
     from .policy import Policy, Request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from os.path import isfile  # unlike Path.is_file, never raises
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,18 @@ class Catalog:
             )
         return key
 
+    def per_request(self, name: str) -> str:
+        """The backend's own name, where one request may switch to it.  Raises PolicyError."""
+        able = ", ".join(sorted(b.name for b in self.backends.values() if b.per_request))
+        if not isinstance(name, str):
+            raise PolicyError(f"attention_backend_override is {name!r}; allowed: {able}")
+        own = self.backend_name(name)
+        if not self.backends[own].per_request:
+            raise PolicyError(
+                f"attention_backend_override={name!r}: {own} cannot be switched per request; allowed: {able}"
+            )
+        return own
+
     def kernel_name(self, name: str) -> str:
         if name not in self.kernels:
             raise PolicyError(unknown("kernel", name, self.kernels))
@@ -159,7 +172,7 @@ class Catalog:
         """A simulated machine: a preset's name, ``platform:arch``, or a facts file."""
         if on.lower() in self.presets:
             return self.platforms[self.presets[on.lower()]].preset(on.lower())
-        if on.endswith(".json") or Path(on).is_file():
+        if on.endswith(".json") or isfile(on):
             try:
                 text = Path(on).read_text("utf-8")
             except (OSError, UnicodeDecodeError) as e:

@@ -101,7 +101,9 @@ def pairs(given: Any, key: str, said: Any, lone: bool = False) -> list[tuple[str
         for i, (target, backend) in enumerate(out):
             earlier = [b for t, b in out[:i] if t == target]
             if earlier and earlier[0] != backend:
-                raise PolicyError(f"{said(key, f'{target}={backend}')}: {target} was given {earlier[0]} as well; keep one")
+                raise PolicyError(
+                    f"{said(key, f'{target}={backend}')}: {target} was given {earlier[0]} as well; keep one"
+                )
     return list(dict.fromkeys(out))
 
 
@@ -156,7 +158,11 @@ def _settings(
     if not isinstance(given, source.Source):
         given = source.read(given, said("attention_backend_config", given) if isinstance(given, str) else "settings")
     chosen = next((r.backend for r in requests if r.kind == "global" and r.backend), None)
-    own = {r.target.component: r.backend for r in requests if r.kind == "override" and r.mode != "forbid" and not r.target.role}
+    own = {
+        r.target.component: r.backend
+        for r in requests
+        if r.kind == "override" and r.mode != "forbid" and not r.target.role
+    }
     return config.settings(given, catalog, chosen, None if components is None else list(components), own)
 
 
@@ -207,6 +213,25 @@ def _stamp(file: str | None) -> Any:
         return Path(file).stat().st_mtime_ns if file else None
     except OSError:
         return None
+
+
+def asked(
+    catalog: Catalog,
+    words: Mapping[str, Any],
+    config: str | None = None,
+    *,
+    said: Any = lambda key, value: f"{key}={value!r}",
+    components: Iterable[str] | None = None,
+) -> Policy:
+    """The policy of a command: its words, then the environment, then a settings file, whose fallback is the words' too."""
+    after, words = AUTOMATIC, dict(words)
+    if config is not None:
+        from .source import read
+
+        after = settings_file(catalog, config)
+        if not os.environ.get(FALLBACK):
+            words.setdefault("attention_fallback", read(config, "the settings file").data.get("attention_fallback"))
+    return policy_of(catalog, **words, said=said, components=components).over(environment(catalog)).over(after)
 
 
 # ---- by hand

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from .errors import PolicyError
 from .facts import Machine
 from .ledger import LEDGER, Ledger, Tally
-from .policy import AUTOMATIC, Policy, Request, Site, Target
+from .policy import ANYWHERE, AUTOMATIC, Policy, Request, Site, Target
 
 if TYPE_CHECKING:
     from .decision import Decision
@@ -30,9 +30,23 @@ class Context:
 
     policy: Policy = AUTOMATIC
     machine: Machine | None = None  # a simulated one; None: this machine
-    site: Site = Site()
+    site: Site = ANYWHERE
     plan: Plan | None = None  # nothing else may run
     ledgers: tuple[Ledger, ...] = (LEDGER,)  # the scopes that want to know what was chosen; the last counts the runs
+
+
+class Grid(NamedTuple):
+    """How the video tokens of a call are laid out, row-major, and how many text tokens are with them."""
+
+    frames: int
+    height: int
+    width: int
+    text: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Video tokens."""
+        return self.frames * self.height * self.width
 
 
 class Position(NamedTuple):
@@ -42,6 +56,7 @@ class Position(NamedTuple):
     steps: int | None = None
     timestep: float | None = None
     layer: int | None = None
+    grid: Grid | None = None
 
 
 NOTHING = Context()
@@ -191,7 +206,12 @@ def tally(decision: Decision) -> Tally:
 def unused(request: Request, ledger: Ledger) -> str:
     """The text for an override that nothing used: what the layers of its target chose instead."""
     mine = [r for r in ledger.chosen() if request.target.component in ("", r.component)]
-    chose = sorted({f"{r.component or 'call'}.{r.role} {f'chose {r.backend}' if r.backend else 'choose at each call'} ({r.source})" for r in mine})
+    chose = sorted(
+        {
+            f"{r.component or 'call'}.{r.role} {f'chose {r.backend}' if r.backend else 'choose at each call'} ({r.source})"
+            for r in mine
+        }
+    )
     why = f"its layers: {'; '.join(chose)}" if chose else "no attention that hal can reach ran there"
     return (
         f"{request.source}: no attention layer of {str(request.target)!r} used {request}; {why}. "
@@ -207,6 +227,33 @@ def position(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _position.reset(token)
+
+
+@contextmanager
+def step(index: int, steps: int, *, timestep: float | None = None) -> Iterator[None]:
+    """Attention inside belongs to denoising step ``index`` (from 0) of ``steps``.  Raises PolicyError for another index.
+
+    An attached pipeline says this by itself; a loop of one's own says it here.
+    """
+    if isinstance(index, bool) or not 0 <= index < steps:
+        raise PolicyError(f"step {index} of {steps}: allowed are 0 to {steps - 1}")
+    with position(step=index, steps=steps, timestep=timestep):
+        yield
+
+
+@contextmanager
+def grid(frames: int, height: int, width: int, text: int = 0) -> Iterator[None]:
+    """Attention inside is over this token grid: frames, height and width in tokens, row-major, and ``text`` tokens.
+
+    An attached pipeline of a known family says this by itself.  Raises PolicyError for a size below 1.
+    """
+    for name, n in (("frames", frames), ("height", height), ("width", width)):
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise PolicyError(f"grid {name} is {n!r}; allowed: an integer of at least 1")
+    if isinstance(text, bool) or not isinstance(text, int) or text < 0:
+        raise PolicyError(f"grid text is {text!r}; allowed: an integer of at least 0")
+    with position(grid=Grid(frames, height, width, text)):
+        yield
 
 
 def where() -> Position:

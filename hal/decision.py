@@ -62,7 +62,9 @@ class Decision(Examination):
             out.append(f"kernel.generation: {asked} was asked for; {self.kernel} is what fits here")
         if self.request and self.request.backend not in ("", self.backend):
             why = next((x.why for x in self.steps if x.request is self.request), "")
-            out.append(f"policy.fallback: {self.request} cannot serve; its declared fallback {self.backend} does ({why})")
+            out.append(
+                f"policy.fallback: {self.request} cannot serve; its declared fallback {self.backend} does ({why})"
+            )
         if self.chosen.line.row.tier == "portable" and not (self.request and self.request.kernel):
             out.append(
                 f"tier.portable: no kernel that {self.backend} has for this device fits; its portable form runs, {self.kernel}"
@@ -73,7 +75,9 @@ class Decision(Examination):
     def notes(self) -> tuple[str, ...]:
         """Requests that apply here and were passed over or replaced, and why."""
         over = ("passed", "replaced")
-        return tuple(f"{s.request} ({s.request.source}) is {s.outcome}: {s.why}" for s in self.steps if s.outcome in over)
+        return tuple(
+            f"{s.request} ({s.request.source}) is {s.outcome}: {s.why}" for s in self.steps if s.outcome in over
+        )
 
     @property
     def answered(self) -> frozenset[Request]:
@@ -104,11 +108,20 @@ class Decision(Examination):
         lines = [f"{text}.", f"  call: {self.call or 'plain'}"]
         if not mine:
             lines.append(f"  platform: {self.machine.platform} has no row for this kernel; it has {', '.join(rows)}")
-        for c in mine:
+        for c in (*mine, *self._fallbacks):
             lines.append(f"  {c}:")
             lines += [f"    {r.id}: {r.message}" + (f"; fix: {fix(r)}" if fix(r) else "") for r in c.reasons]
         lines += [f"  advice: {a}" for a in self.advice]
         return "\n".join(lines)
+
+    @property
+    def _fallbacks(self) -> list[Candidate]:
+        """Along the declared fallbacks of a backend that was preferred: what was tried as well."""
+        seen = [self.request.backend] if self.request and self.request.mode == "prefer" else []
+        while seen and seen[-1] and (following := self.catalog.backends[seen[-1]].fallback) and following not in seen:
+            seen.append(following)
+        tried = [c for name in seen[1:] for c in self.examined(name)]
+        return tried if all(c.verdict is False for c in tried) else []
 
     @property
     def _place(self) -> str:

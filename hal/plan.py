@@ -84,10 +84,14 @@ class Plan:
         planned = next((e for e in same if e.call == mine.call), None)
         if planned is None:
             nearest = min((_apart(e.call, mine.call) for e in same), key=len)
-            raise PolicyError(f"{where} has no such call: {'; '.join(nearest)}; run it as it was locked, or make it anew")
+            raise PolicyError(
+                f"{where} has no such call: {'; '.join(nearest)}; run it as it was locked, or make it anew"
+            )
         if planned.choice != mine.choice:
             why = d.error or f"because {d.source}"
-            raise PolicyError(f"{where} shall run {planned.told}, and here it would be {mine.told} ({why}); nothing has run")
+            raise PolicyError(
+                f"{where} shall run {planned.told}, and here it would be {mine.told} ({why}); nothing has run"
+            )
 
     def to_json(self) -> dict[str, Any]:
         entries = [e.to_json() for e in self.entries]

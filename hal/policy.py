@@ -123,6 +123,9 @@ class Request:
         return " / ".join(x for x in (self.backend, self.kernel) if x)
 
 
+ANYWHERE = Site()
+
+
 class Only(NamedTuple):
     """A component that takes no other backend than these, explicit or not; ``why`` says so to the user."""
 
@@ -145,13 +148,14 @@ class Policy:
     settings: tuple[Any, ...] = ()  # hal.config.Setting
     limits: tuple[Only, ...] = ()
     by_layer: bool = False  # each layer decides for itself, as a plan has it, though none was asked for alone
-    site: Site = Site()
+    site: Site = ANYWHERE
 
     def __post_init__(self) -> None:
         forbidden = [r for r in self.requests if r.mode == "forbid"]
         for r in self.requests if forbidden else ():
             for f in forbidden:
-                if r.mode == "require" and f.means(r.backend, r.kernel or None) and r.target.within(f.target):
+                whole = f.backend in ("", r.backend) and f.kernel in ("", r.kernel)  # else some of what r means is left
+                if r.mode == "require" and whole and r.target.within(f.target):
                     raise PolicyError(f"{r} is required by {r.source} and forbidden by {f.source}; drop one of them")
 
     @property
@@ -215,7 +219,13 @@ class Step(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         r = self.request
         who = {"kind": r.kind, "mode": r.mode, "target": str(r.target), "source": r.source}
-        return {"request": str(r), **who, "outcome": self.outcome, "backend": self.backend or None, "why": self.why or None}
+        return {
+            "request": str(r),
+            **who,
+            "outcome": self.outcome,
+            "backend": self.backend or None,
+            "why": self.why or None,
+        }
 
     def __str__(self) -> str:
         r = self.request
@@ -242,9 +252,7 @@ class Ruling(NamedTuple):
         return self.request is None
 
 
-def ruled(
-    requests: Iterable[Any], site: Any, backends: Mapping[str, Any], serve: Callable[[str, str], Fit]
-) -> Ruling:
+def ruled(requests: Iterable[Any], site: Any, backends: Mapping[str, Any], serve: Callable[[str, str], Fit]) -> Ruling:
     """The whole order of selection: which request decides at ``site``, and what it finds there.
 
     ``backends`` are what is declared of each by name (``traits``, ``roles``, ``fallback``); ``serve(backend, kernel)``
@@ -257,14 +265,13 @@ def ruled(
             steps.append(Step(request, "replaced", "", why))
             continue
         fit = serve(request.backend, request.kernel)
-        if fit.found is None and request.mode == "prefer" and not fit.closed:
-            fit, taken = _declared(request, backends, serve, fit)
-        else:
-            taken = request.backend
-        if fit.found is not None:
+        found, taken = fit.found, request.backend
+        if found is None and request.mode == "prefer" and not fit.closed:
+            found, taken = _declared(request.backend, backends, serve)
+        if found is not None:
             why = fit.why if taken != request.backend else ""
             steps.append(Step(request, "taken", taken, why))
-            return Ruling(fit.found, request, (*steps, *_outranked(requests, site, steps)))
+            return Ruling(found, request, (*steps, *_outranked(requests, site, steps)))
         steps.append(Step(request, "refused" if strict else "passed", "", fit.why))
         if strict:
             return Ruling(None, request, (*steps, *_outranked(requests, site, steps)))
@@ -300,19 +307,17 @@ def _sparse_across(request: Any, site: Any, backends: Mapping[str, Any]) -> bool
     return b is not None and site.role == "cross" and "sparse" in b.traits and "cross" not in b.roles
 
 
-def _declared(request: Any, backends: Mapping[str, Any], serve: Callable[[str, str], Fit], first: Fit) -> tuple[Fit, str]:
-    """The first backend that serves along the declared fallbacks of a preferred one."""
-    seen = [request.backend]
-    fit = first
-    while fit.found is None and not fit.closed and seen[-1] in backends:
-        following = backends[seen[-1]].fallback
-        if not following or following in seen:
+def _declared(name: str, backends: Mapping[str, Any], serve: Callable[[str, str], Any]) -> tuple[Any, str]:
+    """What the first backend that serves along the declared fallbacks of ``name`` finds, and its name."""
+    seen = [name]
+    while name in backends and (name := backends[name].fallback or "") and name not in seen:
+        seen.append(name)
+        fit = serve(name, "")
+        if fit.found is not None:
+            return fit.found, name
+        if fit.closed:
             break
-        seen.append(following)
-        fit = serve(following, "")
-    if fit.found is None:
-        return first, ""
-    return fit._replace(why=first.why), seen[-1]
+    return None, ""
 
 
 def _outranked(requests: Iterable[Any], site: Any, steps: list[Step]) -> list[Step]:

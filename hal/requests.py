@@ -21,7 +21,7 @@ from .decision import Decision
 from .errors import PolicyError, unknown
 from .facts import Call
 from .integrations.attachment import Attachment, attachments, compiled
-from .layers.local import LocalAttention, layers
+from .layers.local import layers
 from .policy import DENOISER, Request, Site, Target
 from .resolver import resolve
 from .settlement import settle
@@ -45,6 +45,7 @@ def request(
     *,
     attention_backend_override: str | None = None,
     skip_softmax_params: Mapping[str, Any] | None = None,
+    source: str = "",
 ) -> Iterator[RequestScope]:
     """One request's own choice, for the denoiser's attention inside the block.
 
@@ -52,7 +53,7 @@ def request(
     everything that is attached and every hal layer.  ``attention_backend_override`` is a backend that may be switched
     per request; self-attention takes it or the request is rejected, cross-attention takes it where it fits, and a layer
     that requires a backend keeps its own.  ``skip_softmax_params``: ``threshold_scale_factor`` (finite, > 0, required)
-    and ``start_step`` (>= 0).
+    and ``start_step`` (>= 0).  ``source`` says who asks, as people know it.
 
     Raises PolicyError before anything is switched: for a bad value; under torch.compile or graph capture, which keep the
     kernel that they have seen; over a sparse default; where a layer would run something else than was asked, with the
@@ -61,21 +62,26 @@ def request(
     asked = signature(attention_backend_override, skip_softmax_params)
     catalog = plugins.catalog(detect.ignored())
     if skip_softmax_params is not None and not any(SKIP_SOFTMAX in k.honours for k in catalog.kernels.values()):
-        raise PolicyError("skip_softmax_params: no kernel that is installed skips softmax tiles; leave it out to run exactly")
+        raise PolicyError(
+            "skip_softmax_params: no kernel that is installed skips softmax tiles; leave it out to run exactly"
+        )
     if attention_backend_override is None:
         yield RequestScope(asked, None, skip_softmax_params)
         return
-    name = _target(catalog, attention_backend_override)
-    requests, switched = _prepared(catalog, name, attention_backend_override, model)
+    name = catalog.per_request(attention_backend_override)
+    source = source or f"hal.request(attention_backend_override={attention_backend_override!r})"
+    requests, switched = _prepared(catalog, name, attention_backend_override, model, source)
     with changed(policy=current.get().policy.with_request(*requests)):
         yield RequestScope(asked, name, skip_softmax_params, switched)
 
 
-def signature(attention_backend_override: str | None = None, skip_softmax_params: Mapping[str, Any] | None = None) -> str:
+def signature(
+    attention_backend_override: str | None = None, skip_softmax_params: Mapping[str, Any] | None = None
+) -> str:
     """A stable key: requests with different ones must not share a batch.  Empty: the server's default.  Raises PolicyError."""
     parts = []
     if attention_backend_override is not None:
-        name = _target(plugins.catalog(detect.ignored()), attention_backend_override)
+        name = plugins.catalog(detect.ignored()).per_request(attention_backend_override)
         parts.append(f"attention_backend_override={name}")
     if skip_softmax_params is not None:
         factor, start = _skip_softmax(skip_softmax_params)
@@ -83,26 +89,20 @@ def signature(attention_backend_override: str | None = None, skip_softmax_params
     return ";".join(parts)
 
 
-def _target(catalog: Catalog, name: str) -> str:
-    able = sorted(b.name for b in catalog.backends.values() if b.per_request)
-    if not isinstance(name, str):
-        raise PolicyError(f"attention_backend_override is {name!r}; allowed: {', '.join(able)}")
-    own = catalog.backend_name(name)
-    if own not in able:
-        raise PolicyError(f"attention_backend_override={name!r}: {own} cannot be switched per request; allowed: {', '.join(able)}")
-    return own
-
-
 def _skip_softmax(given: Mapping[str, Any]) -> tuple[float, int]:
     keys = ("threshold_scale_factor", "start_step")
     if not isinstance(given, Mapping):
-        raise PolicyError(f"skip_softmax_params is {given!r}; write {{'threshold_scale_factor': 500.0, 'start_step': 14}}")
+        raise PolicyError(
+            f"skip_softmax_params is {given!r}; write {{'threshold_scale_factor': 500.0, 'start_step': 14}}"
+        )
     for key in given:
         if key not in keys:
             raise PolicyError(f"skip_softmax_params: {unknown('key', key, keys)}")
     factor, start = given.get("threshold_scale_factor"), given.get("start_step", 0)
     if factor is None:
-        raise PolicyError("skip_softmax_params: threshold_scale_factor is required; it has no default that fits every model")
+        raise PolicyError(
+            "skip_softmax_params: threshold_scale_factor is required; it has no default that fits every model"
+        )
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not (math.isfinite(factor) and factor > 0):
         raise PolicyError(f"skip_softmax_params: threshold_scale_factor is {factor!r}; allowed: a finite number > 0")
     if isinstance(start, bool) or not isinstance(start, int) or start < 0:
@@ -123,18 +123,21 @@ class _Known:
     compiled: bool
 
 
-def _prepared(catalog: Catalog, name: str, spelt: str, model: Any) -> tuple[list[Request], tuple[str, ...]]:
+def _prepared(catalog: Catalog, name: str, spelt: str, model: Any, source: str) -> tuple[list[Request], tuple[str, ...]]:
     """The requests to put in force, after every layer has shown that it can follow them."""
-    source = f"hal.request(attention_backend_override={spelt!r})"
     here = current.get()
     if torch.compiler.is_compiling() or detect.real_platform().capturing():
         raise PolicyError(f"{source}: a traced or captured graph keeps its kernel; make requests outside of it")
     known = _known(model)
     if not known:
         whose = f"this {type(model).__name__}" if model is not None else "this process"
-        raise PolicyError(f"{source}: {whose} has no denoiser attention that hal can switch; call hal.attach(pipeline) first")
+        raise PolicyError(
+            f"{source}: {whose} has no denoiser attention that hal can switch; call hal.attach(pipeline) first"
+        )
     if any(k.compiled for k in known):
-        raise PolicyError(f"{source}: the denoiser is under torch.compile, whose graph keeps its kernel; run it uncompiled")
+        raise PolicyError(
+            f"{source}: the denoiser is under torch.compile, whose graph keeps its kernel; run it uncompiled"
+        )
     components = dict.fromkeys(k.place.site.component for k in known)
     requests = [Request(name, "require", source, "", spelt, "request", Target(c)) for c in components]
     switched: list[str] = []
@@ -153,7 +156,9 @@ def _prepared(catalog: Catalog, name: str, spelt: str, model: Any) -> tuple[list
         elif after.error:
             raise PolicyError(f"{source} is rejected, nothing was switched: {after.error}")
         elif after.policy.site.role == "self":
-            raise PolicyError(f"{source} is rejected, nothing was switched: {after.policy.site} would run {after.backend} ({after.source})")
+            raise PolicyError(
+                f"{source} is rejected, nothing was switched: {after.policy.site} would run {after.backend} ({after.source})"
+            )
         else:
             kept.append(f"{after.policy.site} keeps {after.backend}")
     if not switched:

@@ -52,7 +52,8 @@ def _serve(decision: Decision, backend: str, kernel: str) -> Fit:
 
 def _lacks(c: Candidate) -> bool:
     """Whether the machine could run it, and it lacks what the call asks for or what policy allows."""
-    return any(r.id in FEATURES or r.id.startswith("policy.") for r in c.reasons) and not any(map(_machines, c.reasons))
+    lacking = any(r.id in FEATURES or r.id == "role" or r.id.startswith("policy.") for r in c.reasons)
+    return lacking and not any(map(_machines, c.reasons))
 
 
 def _machines(r: Reason) -> bool:

@@ -120,12 +120,12 @@ def test_each_thread_and_each_task_has_its_own():
     def work(name):
         with hal.component(name):
             barrier.wait()
-            seen[name] = context.current.get().component, context.local.generation
+            seen[name] = context.current.get().site.component, context.local.generation
 
     async def task(name):
         with hal.component(name), hal.position(step=int(name)):
             await asyncio.sleep(0)
-            return context.current.get().component, context.where().step
+            return context.current.get().site.component, context.where().step
 
     async def tasks():
         return await asyncio.gather(*(task(str(n)) for n in range(5)))

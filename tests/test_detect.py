@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hal import detect, plugins
-from hal.errors import PlatformError, PluginError
+from hal.errors import PlatformError, PluginError, PolicyError
 from hal.host import STATES, Detection, Host, visible_devices
 from hal.platform import Platform
 
@@ -178,16 +178,17 @@ def test_a_host_reads_files_under_its_root_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("HAL_PLATFROM", "; did you mean 'HAL_PLATFORM'"), ("HAL_XYZZY", r" \(known: HAL_CONTRACTS_LARGE, ")],
+    [
+        ("HAL_PLATFROM", r"; did you mean 'HAL_PLATFORM'\?"),
+        ("HAL_ATTENTION_BACKEN", r"; did you mean 'HAL_ATTENTION_BACKEND'\?"),
+        ("HAL_XYZZY", r" \(known: HAL_ATTENTION_BACKEND, .*\): nothing reads it; unset it"),
+    ],
 )
-def test_a_variable_that_nothing_reads_is_told_once(monkeypatch, name, said):
+def test_a_variable_that_nothing_reads_is_an_error(monkeypatch, name, said):
     """Field case A21, golden case 40."""
     monkeypatch.setattr(detect, "_detected", None)
     monkeypatch.setenv(name, "x")
-    with pytest.warns(UserWarning, match=f"unknown environment variable '{name}'{said}"):
-        detect.real_platform()
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        detect.real_platform()
+    for _ in range(2):
+        with pytest.raises(PolicyError, match=f"unknown environment variable '{name}'{said}"):
+            detect.real_platform()
+    assert detect.detected().name == "cpu", "what tells of this machine still can"

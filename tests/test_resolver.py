@@ -16,7 +16,7 @@ from hal.errors import DeclarationError, HalError, NoKernelError, PlatformError,
 from hal.facts import Call, Device, Machine
 from hal.facts.flat import FEATURES
 from hal.platform import Platform
-from hal.policy import Policy, Request
+from hal.policy import Policy, Request, Target
 from hal.resolver import resolve
 from hal.rows import Prefer, Row
 from hal.rules import Between, Rule
@@ -193,36 +193,84 @@ def test_the_strongest_request_decides(requests, chosen, source):
 
 
 @pytest.mark.parametrize("mode, chosen", [("require", None), ("prefer", "plain.k")])
-def test_require_is_strict_and_prefer_is_lenient(mode, chosen):
+def test_require_is_strict_and_prefer_follows_the_declared_fallback(mode, chosen):
     d = decided(Request("fast", mode, "the user"), dtype="fp32")
-    assert d.kernel == chosen
-    assert d.source == ("automatic" if chosen else "the user")
+    assert (d.kernel, d.source) == (chosen, "the user")
+    assert [w.split(":")[0] for w in d.warnings] == (["policy.fallback"] if chosen else [])
 
 
-def test_a_preference_that_fails_gives_way_to_the_next_request():
-    d = decided(Request("fast", "prefer", "card"), Request("plain", kernel="plain.math", source="env"), dtype="fp32")
-    assert (d.kernel, d.source) == ("plain.math", "env")
+def test_a_preference_follows_what_its_backend_declares_and_not_the_next_request():
+    d = decided(Request("fast", "prefer", "card"), Request("rough", source="env"), dtype="fp32")
+    assert (d.kernel, d.source) == ("plain.k", "card")
+    assert [(s.outcome, s.backend) for s in d.steps] == [("taken", "plain"), ("outranked", "")]
 
 
-def test_a_preference_that_fails_is_not_the_request_that_decided_and_is_advised_on():
+CHAIN = tuple(
+    Backend(name, kernels=(kernel(f"{name}.k", limits={"head_dim": {size}}),), fallback=after)
+    for name, size, after in (("first", 16, "second"), ("second", 32, "third"), ("third", 64, "first"))
+)
+
+
+@pytest.mark.parametrize("head_dim, chosen", [(16, "first.k"), (32, "second.k"), (64, "third.k"), (128, None)])
+def test_declared_fallbacks_are_followed_one_after_another_and_never_round_and_round(head_dim, chosen):
+    of = catalog({b.name: (Row(f"{b.name}.k"),) for b in CHAIN} | SUPPORT, backends=(*BACKENDS, *CHAIN))
+    d = decided(Request("first", "prefer", "card"), of=of, head_dim=head_dim)
+    assert (d.kernel, d.source) == (chosen, "card")
+    assert bool(d.warnings) == (head_dim in (32, 64))
+
+
+def test_a_preference_without_a_declared_fallback_is_refused_and_advised_on():
     d = decided(Request("packed", "prefer", "card"))
-    assert (d.request, d.source) == (None, "automatic")
+    assert (d.kernel, d.source) == (None, "card")
     assert d.advice == ("installing pkg_a (pip install pkg-a) would allow packed/packed.k",)
 
 
-def test_when_nothing_serves_a_mere_preference_the_error_tells_of_all():
-    lone = catalog(order=(Prefer("fast"),))
-    d = decided(Request("fast", "prefer", "card"), of=lone, dtype="fp32")
-    assert d.kernel is None
-    assert "no attention kernel can serve this call" in d.error and "plain/plain.k" in d.error
+@pytest.mark.parametrize("lacks", [{"lse": True}, {"mask": "bool"}, {"varlen": True}, {"role": "cross"}, {"dropout": 0.1}])
+def test_no_fallback_is_taken_for_what_the_call_asks_for(lacks):
+    only = Backend("only", kernels=(kernel("only.k", honours=frozenset()),), fallback="plain", roles=frozenset({"self"}))
+    of = catalog({**SUPPORT, "only": (Row("only.k", {"a1"}),)}, backends=(*BACKENDS, only))
+    assert decided(Request("only", "prefer"), of=of).kernel == "only.k"
+    d = decided(Request("only", "prefer", "the user"), of=of, **lacks)
+    assert d.kernel is None and d.error.startswith("attention backend 'only', asked for by the user, cannot serve")
+    elsewhere = decided(Request("only", "prefer"), of=of, device=1, **lacks)
+    assert elsewhere.backend == "plain", "a machine that cannot have it at all is another matter"
+
+
+def test_no_fallback_is_taken_for_what_is_forbidden():
+    d = decided(Request("fast", "prefer", "env"), Request("fast", "forbid", "card"))
+    assert d.kernel is None and "forbidden by card" in d.error
+
+
+def test_when_no_fallback_serves_a_preference_the_error_tells_of_all_that_were_tried():
+    d = decided(Request("fast", "prefer", "card"), head_dim=80, q_len=99)
+    assert d.kernel is None and d.source == "card"
+    assert "fast/fast.k:" in d.error and "plain/plain.k:" in d.error and "memory: too much" in d.error
+    assert not any("declares plain" in a for a in d.advice), "it was tried"
 
 
 def test_what_is_forbidden_says_who_forbade_it():
     d = decided(Request("fast", "forbid", "the model's card"))
     (r,) = [r for c in d.candidates if c.backend is FAST for r in c.reasons]
     assert (r.id, r.observed) == ("policy.forbid", "forbidden by the model's card")
-    both = decided(Request("fast", source="env"), Request("fast", "forbid", "card"))
-    assert both.kernel is None and "forbidden by card" in both.error
+    kernel = decided(Request("fast", source="env"), Request("fast", "forbid", "card", "fast.k"))
+    assert kernel.kernel is None and "forbidden by card" in kernel.error
+
+
+@pytest.mark.parametrize("forbidden, contradicts", [
+    (Request("fast", "forbid", "card"), True),
+    (Request("fast", "forbid", "card", target=Target("transformer")), True),
+    (Request("fast", "forbid", "card", target=Target("vae")), False),
+    (Request("fast", "forbid", "card", target=Target("transformer", "cross")), False),  # the rest is left
+    (Request("fast", "forbid", "card", "fast.k"), False),
+    (Request("plain", "forbid", "card"), False),
+])  # fmt: skip
+def test_to_require_what_is_forbidden_is_a_contradiction_that_names_both(forbidden, contradicts):
+    asked = Request("fast", "require", "env", target=Target("transformer"))
+    if contradicts:
+        with pytest.raises(PolicyError, match="fast is required by env and forbidden by card; drop one of them"):
+            Policy((asked, forbidden))
+    else:
+        assert Policy((asked, forbidden)).requests == (asked, forbidden)
 
 
 def test_a_refused_request_says_what_was_asked_found_allowed_and_what_would_help():
@@ -252,7 +300,7 @@ def test_a_kernel_that_is_asked_for_where_no_row_has_it_is_refused():
 
 
 def test_a_mode_that_does_not_exist_is_refused():
-    with pytest.raises(PolicyError, match="request mode 'insist'; allowed: require, prefer, forbid"):
+    with pytest.raises(PolicyError, match=r"unknown request mode 'insist' \(known: forbid, prefer, require\)"):
         Request("fast", "insist")
 
 

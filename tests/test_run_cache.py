@@ -14,7 +14,7 @@ from hal.catalog import Catalog
 from hal.errors import CallError, GuardError, NoKernelError
 from hal.facts import Call, Device, Machine
 from hal.platform import Platform
-from hal.policy import AUTOMATIC, Policy, Request
+from hal.policy import AUTOMATIC, Policy, Request, Site
 from hal.resolver import resolve
 from hal.rows import Prefer, Row
 
@@ -62,7 +62,7 @@ APART = [
     {"dropout_p": 0.1}, {"window": 2}, {"layout": "bhsd"}, {"return_lse": True}, {"role": "cross"}, {"backend": "torch_sdpa"},
     {"attn_mask": torch.ones(4, 4, dtype=torch.bool)}, {"attn_mask": torch.zeros(4, 4)}, {"attn_mask": torch.zeros(1, 1, 4, 4)},
     {"attn_mask": torch.zeros(4, 4, requires_grad=True)}, {"strided": True}, {"grad": True}, {"deterministic": True}, {"flash": False},
-    {"component": "vae"}, {"policy": Policy((Request("torch_sdpa", kernel="sdpa.math"),))}, {"policy": Policy(waive=frozenset({"memory.math"}))},
+    {"site": Site("vae")}, {"policy": Policy((Request("torch_sdpa", kernel="sdpa.math"),))}, {"policy": Policy(waive=frozenset({"memory.math"}))},
     {"machine": Machine("cpu", (Device("x86-64-v2"),), {"torch": "2.13.0"})},
 ]  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_whatever_a_decision_depends_on_makes_another(decided, change):
         flash=True,
         **rest,
     ):
-        outer = {n: rest.pop(n) for n in ("component", "policy", "machine") if n in rest}
+        outer = {n: rest.pop(n) for n in ("site", "policy", "machine") if n in rest}
         q, k, v = x(*q).to(dtype), x(*k).to(dtype), x(*k[:3], v_dim).to(dtype)
         if strided:
             q = torch.cat([q, q], -1)[..., ::2]
@@ -151,8 +151,8 @@ def test_contexts_nest_and_are_undone():
     with hal.component("a"), policy(Request("torch_sdpa")):
         with hal.component("b"):
             inner = context.current.get()
-            assert (inner.component, inner.policy.requests[0].backend) == ("b", "torch_sdpa")
-        assert context.current.get().component == "a"
+            assert (inner.site.component, inner.policy.requests[0].backend) == ("b", "torch_sdpa")
+        assert context.current.get().site.component == "a"
     assert context.current.get() is context.NOTHING and context.current.get().policy is AUTOMATIC
 
 

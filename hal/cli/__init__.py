@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from ..errors import HalError, did_you_mean
-from .options import ignore_plugin
+from .options import ignore_plugin, undotted
 
 COMMANDS = {
     "doctor": "Examine this machine: devices, packages, and every backend against the oracle.",
@@ -46,7 +46,7 @@ class Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0].replace("_", "-")
         if name in COMMANDS:
-            return name, self.get_command(ctx, name), args[1:]
+            return name, self.get_command(ctx, name), undotted(args[1:])
         ctx.fail(f"unknown command {args[0]!r}{did_you_mean(name, COMMANDS)} (known: {', '.join(COMMANDS)})")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

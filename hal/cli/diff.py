@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from os.path import isfile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -88,9 +88,9 @@ def _given(catalog: Catalog, text: str) -> Machine | Plan:
     """The plan or machine that a text names, with its changes.  A comma is in no name of a machine, package or version."""
     from ..plan import is_plan, read_plan
 
-    base, *rest = [text] if Path(text).is_file() else text.split(",")
+    base, *rest = [text] if isfile(text) else text.split(",")
     base, changes = base.strip(), [c.strip() for c in rest if c.strip()]
-    if Path(base).is_file() and is_plan(base):
+    if isfile(base) and is_plan(base):
         if changes:
             raise PolicyError(f"{base} is a plan, and {changes[0]!r} a change to a machine; a plan is what was decided")
         return read_plan(base)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ..errors import PolicyError
 from ..fittings import fix
-from .options import as_json, installed, machine_of, on_machine
+from ..policy import Request, Site, Target
+from .options import as_json, choosing, installed, machine_of, on_machine, policy_from
 from .output import Part, Row, Screen, emit, lined, screen
 
 if TYPE_CHECKING:
@@ -22,10 +24,11 @@ TYPICAL = {"dtype": "bfloat16", "head_dim": 128, "heads": 24, "batch": 1, "q_len
 
 @click.command(short_help="Tell which kernel runs a call.")
 @on_machine
-@click.option("--backend", metavar="NAME", help="Require this attention backend.")
-@click.option("--kernel", metavar="NAME", help="Require this kernel.")
-@click.option("--waive", multiple=True, metavar="NAME", help="Overrule a known-bad rule or a budget by its waiver.")
-@click.option("--fit", multiple=True, metavar="NAME", help="Allow a fitting that hal does not make by itself.")
+@choosing
+@click.option("--backend", metavar="NAME", help="Require this attention backend, as backend= of a call does.")
+@click.option("--attention-backend-override", metavar="NAME", help="One request's own choice.")
+@click.option("--component", metavar="NAME", default="", help="Where the call is made; a name of model_index.json.")
+@click.option("--role", metavar="self|cross", help="Whether the keys are the sequence's own.")
 @click.option("--call", "calls", multiple=True, metavar="KEY=VALUE,...", help="The call; ? is unknown. See below.")
 @as_json
 @click.option("--tree", is_flag=True, help="Print a tree.")
@@ -36,10 +39,12 @@ def command(
     on: str | None,
     with_: tuple[str, ...],
     without: tuple[str, ...],
+    words: dict[str, Any],
+    config: str | None,
     backend: str | None,
-    kernel: str | None,
-    waive: tuple[str, ...],
-    fit: tuple[str, ...],
+    attention_backend_override: str | None,
+    component: str,
+    role: str | None,
     calls: tuple[str, ...],
     as_json: bool,
     tree: bool,
@@ -52,7 +57,8 @@ def command(
     \b
     hal explain --on h100
     hal explain --on cuda:9.0 --with flash-attn-3==3.0.0 --call dtype=bf16,head_dim=72
-    hal explain --on mi300x --backend aiter --json
+    hal explain --on mi300x --attention-backend aiter --attention-fallback declared --json
+    hal explain --on h100 --attention-backend fa --component text_encoder --call mask=key_padding
 
     Call keys: dtype head_dim v_head_dim heads kv_heads batch q_len kv_len causal mask mask_shape dropout window scale
     layout contiguous role varlen lse grad mask_grad deterministic compile graph ring ulysses kv_gather step layer device.
@@ -63,8 +69,10 @@ def command(
         return emit(explanation())
     catalog = installed()
     machine = machine_of(catalog, on, with_, without)
-    policy = _policy(catalog, backend, kernel, waive, fit)
-    call, assumed = _call(calls, machine)
+    call, assumed = _call(calls, machine, role)
+    policy = policy_from(catalog, words, config)
+    policy = _of_the_call(catalog, policy, backend, attention_backend_override)
+    policy = policy.at(Site(Target.parse(component).component))
     if on:
         from ..resolver import resolve
 
@@ -85,11 +93,15 @@ def command(
         ctx.exit(2)
 
 
-def _call(texts: tuple[str, ...], machine: Machine) -> tuple[Call, list[str]]:
+def _call(texts: tuple[str, ...], machine: Machine, role: str | None) -> tuple[Call, list[str]]:
     """The call, and the keys of it that were not given."""
     from ..facts import Call
 
     keys = {p.partition("=")[0].strip().lower().replace("-", "_") for text in texts for p in text.split(",")}
+    if role is not None:
+        if "role" in keys:
+            raise PolicyError("--role and --call role=… both say the role; keep one")
+        texts = (*texts, f"role={role}")
     assumed = [k for k in TYPICAL if k not in keys]
     base = {k: TYPICAL[k] for k in assumed}
     dtypes = machine.device(Call.parse(texts).device).dtypes
@@ -98,21 +110,16 @@ def _call(texts: tuple[str, ...], machine: Machine) -> tuple[Call, list[str]]:
     return Call.parse(texts, base), assumed
 
 
-def _policy(
-    catalog: Catalog, backend: str | None, kernel: str | None, waive: tuple[str, ...], fit: tuple[str, ...]
-) -> Policy:
-    from ..policy import Policy, Request, names
-
-    waivers, fits = names(waive), names(fit)
-    catalog.check_names(waivers, fits)
-    requests: tuple[Request, ...] = ()
-    if backend is not None or kernel is not None:
-        source = " ".join(f"--{n} {x}" for n, x in (("backend", backend), ("kernel", kernel)) if x)
-        named = "" if backend is None else catalog.backend_name(backend)
-        requests = (
-            Request(named, "require", source, "" if kernel is None else catalog.kernel_name(kernel), backend or ""),
-        )
-    return Policy(requests, waivers, fits)
+def _of_the_call(catalog: Catalog, policy: Policy, backend: str | None, override: str | None) -> Policy:
+    """What a call and a request say, before all that is said around them."""
+    if override is not None:
+        name = catalog.per_request(override)
+        source = f"--attention-backend-override {override}"
+        policy = policy.with_request(Request(name, "require", source, "", override, "request"))
+    if backend is not None:
+        source = f"--backend {backend}"
+        policy = policy.with_request(Request(catalog.backend_name(backend), "require", source, "", backend, "call"))
+    return policy
 
 
 # ---- for people

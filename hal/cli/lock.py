@@ -66,7 +66,11 @@ def command(
         kind = e.component, e.role, e.told, e.source
         kinds[kind] = kinds.get(kind, 0) + 1
     shown = screen()
-    shown.line((str(path), "bold"), f"  {len(plan.entries)} decisions for {plan.machine.origin or plan.machine.platform}")
-    shown.table(("component", "role", "backend by kernel", "asked for by", "layers"), [(*k, str(n)) for k, n in kinds.items()])
+    shown.line(
+        (str(path), "bold"), f"  {len(plan.entries)} decisions for {plan.machine.origin or plan.machine.platform}"
+    )
+    shown.table(
+        ("component", "role", "backend by kernel", "asked for by", "layers"), [(*k, str(n)) for k, n in kinds.items()]
+    )
     if any(e.backend is None for e in plan.entries):
         click.echo("hal: warning: some calls are refused; hal explain tells why", err=True)

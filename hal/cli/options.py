@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..choices import KEYS
 from ..errors import FactError, HalError, PlatformError, PolicyError, unknown
 
 if TYPE_CHECKING:
     from ..catalog import Catalog
     from ..facts import Machine
+    from ..policy import Policy
+
+
+COMPONENTS = "--component-attention-backends"
 
 
 def _ignore(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> None:
@@ -63,13 +69,80 @@ def on_machine(f: Callable[..., Any]) -> Callable[..., Any]:
     return f
 
 
+def choosing(f: Callable[..., Any]) -> Callable[..., Any]:
+    """What people say of the choice, as ``words`` for hal.choices; and ``config``, a settings file that comes after."""
+
+    @functools.wraps(f)
+    def with_words(**given: Any) -> Any:
+        words = {k: given.pop(k) for k in KEYS}
+        return f(words={k: x for k, x in words.items() if x not in (None, ())}, **given)
+
+    for option in (
+        click.option(
+            "--config", metavar="FILE", help="A settings file; what is said here and in the environment comes first."
+        ),
+        click.option("--fit", multiple=True, metavar="NAME", help="Allow a fitting that hal does not make by itself."),
+        click.option(
+            "--waive", multiple=True, metavar="NAME", help="Overrule a known-bad rule or a budget by its waiver."
+        ),
+        click.option("--forbid", multiple=True, metavar="[COMPONENT=]NAME", help="Never use this backend or kernel."),
+        click.option("--kernel", metavar="NAME", help="Require one kernel by its name."),
+        click.option(
+            "--attention-fallback",
+            metavar="refuse|declared",
+            help="What becomes of a backend that the machine cannot have: refused, or its declared fallback.",
+        ),
+        click.option("--attention-backend-config", metavar="TEXT", help="Settings: a file, JSON, or key=value,..."),
+        click.option(
+            COMPONENTS,
+            multiple=True,
+            metavar="COMPONENT=NAME,...",
+            help="Backends of components: text_encoder=torch_sdpa,transformer.cross=fa.",
+        ),
+        click.option("--attention-backend", metavar="NAME", help="The backend for all, strict for the transformer."),
+    ):
+        f_ = option(with_words)
+    return f_
+
+
+def said(key: str, value: Any) -> str:
+    """An option as it was typed; True is a switch."""
+    return f"--{key.replace('_', '-')}" + ("" if value is True else f" {value}")
+
+
+def undotted(args: list[str]) -> list[str]:
+    """``--component-attention-backends.vae fa`` and ``….vae=fa`` as ``--component-attention-backends vae=fa``."""
+    out: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        option, dot, target = arg.partition(".")
+        if option.replace("_", "-") != COMPONENTS or not dot:
+            out.append(arg)
+            if arg == "--":
+                return [*out, *rest]
+            continue
+        target, eq, backend = target.partition("=")
+        backend = backend if eq else next(rest, "")
+        if not target or not backend or backend.startswith("--"):
+            raise click.UsageError(f"{arg} needs a component and a backend; write, say, {COMPONENTS}.vae torch_sdpa")
+        out += [COMPONENTS, f"{target}={backend}"]
+    return out
+
+
+def policy_from(catalog: Catalog, words: Mapping[str, Any], config: str | None, **more: Any) -> Policy:
+    """The policy of a command line: its words, then the environment, then the settings file.  Raises PolicyError."""
+    from .. import choices
+
+    return choices.asked(catalog, words, config, said=said, **more)
+
+
 def installed() -> Catalog:
     """The catalog of what is installed; plug-ins that failed are told on stderr."""
     from .. import detect, plugins
 
     catalog = plugins.catalog(detect.ignored())
-    for said in detect.strangers(os.environ):
-        click.echo(f"hal: warning: {said}", err=True)
+    for stranger in detect.strangers(os.environ):
+        raise PolicyError(stranger)
     for p in catalog.problems:
         click.echo(f"hal: warning: {p}; --ignore-plugin {p.name} silences this", err=True)
     return catalog

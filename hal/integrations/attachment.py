@@ -16,7 +16,9 @@ from ..context import Place, unused
 from ..errors import AttachError, PolicyError
 from ..layers import LocalAttention
 from ..ledger import LEDGER, Ledger, Receipt
-from ..policy import Policy, Request, Site as PolicySite
+from ..policy import AUTOMATIC, Policy, Request
+from ..policy import Site as PolicySite
+from . import denoising
 from .routing import Route, acquire, release, routed
 from .sites import Site, Unreached, find, other_sequence
 
@@ -89,7 +91,9 @@ class Attachment:
     def _unused(self) -> list[Request]:
         asked = [r for r in self.policy.requests if r.kind in ("override", "global")]
         found = self.ledger.unused(asked) if self.ledger.tallies else []
-        if any(map(compiled, self.parts.values())):  # a graph that an earlier attachment has traced decides nothing anew
+        if any(
+            map(compiled, self.parts.values())
+        ):  # a graph that an earlier attachment has traced decides nothing anew
             found = [r for r in found if r not in LEDGER.answered]
         return found
 
@@ -111,7 +115,7 @@ class Attachment:
         return f"<{'attached' if self._attached else 'detached'} {'; '.join(parts)}>"
 
 
-def attach(model: Any, *, component: str | None = None, **words: Any) -> Attachment:
+def attach(model: Any, *, component: str | None = None, policy: Policy = AUTOMATIC, **words: Any) -> Attachment:
     """Route the attention of ``model`` through hal until the returned handle is detached.
 
     ``model`` is a diffusers pipeline (its components go by their names in ``model_index.json``), a diffusers model or a
@@ -127,6 +131,8 @@ def attach(model: Any, *, component: str | None = None, **words: Any) -> Attachm
     - ``kernel``: one kernel by name.  ``forbid``: never these (``"fa"``, ``"vae=fa"``).
     - ``waive``: known-bad rules and budgets by their waiver.  ``fit``: fittings that hal does not make by itself.
 
+    ``policy``, made beforehand, comes after these words.
+
     Set processors (IP-Adapter, fused projections) before: one that is put in while attached may bypass hal.
     Nothing that other models use is changed.  Attention that hal cannot reach is named in one warning per component;
     it runs as before.  Raises :class:`AttachError` for anything else than a model or pipeline, for one that has no
@@ -135,7 +141,7 @@ def attach(model: Any, *, component: str | None = None, **words: Any) -> Attachm
     """
     parts = _parts(model, component)
     catalog = plugins.catalog(detect.ignored())
-    asked = choices.checked(words, components=_named(model, parts))
+    asked = choices.checked(words, components=_named(model, parts)).over(policy)
     components: dict[str, Component] = {}
     with ExitStack() as undo:
         found = {name: find(module) for name, module in parts.items()}
@@ -150,6 +156,7 @@ def attach(model: Any, *, component: str | None = None, **words: Any) -> Attachm
         places: dict[str, list[Place]] = {}
         for name, (sites, _) in found.items():
             places[name] = _take_over(name, parts[name], sites, policy, ledger, undo)
+        denoising.watch(model, parts, undo)
         for one in components.values():
             if one.unreached:
                 warnings.warn(_warning(one), stacklevel=2)
@@ -176,7 +183,9 @@ def _check_reached(request: Request, components: dict[str, Component], model: An
     else:
         why = f"{components[name].cls} has no attention"
     able = ", ".join(n for n, c in components.items() if c.reached)
-    raise PolicyError(f"{request.source} cannot be used: hal reaches no attention in {name!r}, as {why}; it reaches {able}")
+    raise PolicyError(
+        f"{request.source} cannot be used: hal reaches no attention in {name!r}, as {why}; it reaches {able}"
+    )
 
 
 def compiled(model: nn.Module) -> bool:

@@ -1,83 +1,115 @@
-"""A diffusers pipeline from a folder to a picture, with its attention through hal."""
+"""A diffusers pipeline from a folder to a picture, with its attention through hal, or by diffusers' own backends."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import AttachError, HalError, did_you_mean
-from ..facts import dtype_name
-from . import media
-from .attachment import Attachment, attach, backend_name
+import torch
+
+from .. import choices, current_platform, detect, plugins
+from ..context import current
+from ..errors import AttachError, HalError, NoKernelError, PolicyError, did_you_mean, unknown
+from ..facts import Call
+from ..ledger import Receipt
+from ..policy import DENOISER, Policy
+from ..requests import request
+from ..settlement import settle
+from . import media, passthrough
+from .attachment import Attachment, attach
+from .loading import component_names, load, located, pipeline_class
+from .passthrough import Passed
 
 Progress = Callable[[int, int], None]  # steps done, steps in all
+RUNTIMES = ("hal", "diffusers")
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What :func:`generate` did.  ``receipts`` are those of this run alone."""
+    """What :func:`generate` did.  ``receipts`` are those of this run alone; none where diffusers ran the attention."""
 
     out: Path
-    attachment: Attachment  # detached; its components say what was reached
-    receipts: tuple[Any, ...]
+    attachment: Attachment | None  # detached; its components say what was reached
+    receipts: tuple[Receipt, ...]
     frames: int
     seconds: float
+    passed: tuple[Passed, ...] = ()  # what diffusers was told
+    compiled: tuple[str, ...] = ()  # components under torch.compile: their runs are traces, seconds has the compiling
+
+
+def _as_argument(key: str, value: Any) -> str:
+    return f"{key}={value!r}"
 
 
 def generate(
     model_path: str | os.PathLike[str],
     prompt: str,
     *,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
     steps: int | None = None,
     seed: int = 0,
     frames: int | None = None,
     fps: int = 16,
     dtype: str | None = None,
     device: str | None = None,
-    backend: str | None = None,
+    runtime: str = "hal",
+    attention_backend_override: str | None = None,
+    model_variant: str | None = None,
+    compile: bool = False,
+    cuda_graph: bool = False,
+    config: str | None = None,
+    said: Callable[[str, Any], str] = _as_argument,
     progress: Progress | None = None,
     **arguments: Any,
 ) -> Generation:
     """Load the pipeline in the folder ``model_path``, run it on ``prompt`` with hal attached, and save the result.
 
     ``out`` ends in ``.png`` (a video becomes a contact sheet), ``.gif`` or ``.mp4``; it is written whole or not at all.
-    ``device`` is the active platform's unless given; ``dtype`` is the one the weights were saved in unless given.
-    ``arguments`` (``negative_prompt``, ``height``, ``width``, ``guidance_scale``, …) go to the pipeline's ``__call__``;
-    one that it does not have is an error.  What is ``None`` is left to the pipeline.
+    None: a new name in ``outputs``.  ``device`` is the active platform's unless given; ``dtype`` is the one the weights
+    were saved in unless given.  ``model_variant`` is that of the weight files, or a folder inside.
+
+    The words of ``hal.attach`` say what is chosen (``attention_backend=…``); the environment comes after them, and then
+    ``config``, a settings file.  ``attention_backend_override`` is this request's own choice in the denoiser.
+    ``runtime="diffusers"`` leaves the attention to diffusers; ``attention_backend`` is then one of its names.
+    ``compile`` puts the denoiser under ``torch.compile``, ``cuda_graph`` has that capture graphs too.  All other
+    ``arguments`` (``negative_prompt``, ``height``, …) go to the pipeline's ``__call__``.  What is ``None`` is left open.
+    ``said(key, value)`` names an argument as the user knows it.
 
     Raises AttachError (with the fix) for a folder that holds no loadable pipeline, arguments that the pipeline refuses,
-    or a file that cannot be written; and what ``hal.attention`` raises.
+    or a file that cannot be written; PolicyError for a choice that contradicts itself or that nothing would use; and
+    what ``hal.attention`` raises.
     """
-    from .. import current_platform, receipts
-
-    path = media.writable(out)
-    cls = pipeline_class(model_path)
+    words = {key: arguments.pop(key) for key in choices.KEYS if key in arguments}
+    words = {key: value for key, value in words.items() if value is not None and value != ()}
+    override = attention_backend_override
+    _combined(runtime, words, override, compile, cuda_graph, config, said)
+    folder, variant = located(model_path, model_variant, said)
+    path = None if out is None else media.writable(out)
+    cls = pipeline_class(folder)
     given = {"num_inference_steps": steps, "num_frames": frames, **arguments}
     call = {key: value for key, value in given.items() if value is not None}
+    path = path or media.generated(prompt, seed, "mp4" if _makes_videos(cls) else "png")
     _check(cls, call, path)
-    if backend is not None:
-        backend = backend_name(backend)
-    pipeline = load(model_path, dtype)
     device = device or current_platform().device_type
+    if cuda_graph:
+        _check_graphs(device, said)
+    attention = _attention(runtime, words, override, config, component_names(folder), said)
+    pipeline = load(folder, dtype, variant)
     try:
         pipeline = pipeline.to(device)
     except (RuntimeError, AssertionError, ValueError) as e:
         raise AttachError(f"{cls.__name__} cannot be moved to the device {device!r}: {e}") from e
     pipeline.set_progress_bar_config(disable=True)
 
-    import torch
-
-    before = {replace(r, runs=0): r.runs for r in receipts()}
     start = time.perf_counter()
-    with attach(pipeline, backend=backend) as attachment:
+    with attention(pipeline) as ran:
+        compiled = _compiled(pipeline, cuda_graph) if compile or cuda_graph else ()
         try:
             made = pipeline(
                 prompt=prompt,
@@ -86,106 +118,166 @@ def generate(
                 **call,
                 **_callback(pipeline, progress),
             )
-        except HalError:
-            raise
-        except (TypeError, ValueError) as e:
-            raise AttachError(f"{cls.__name__} refused the call: {e}") from e
+        except Exception as e:
+            raise _told(e, cls, ran, compiled, said) from e
     seconds = time.perf_counter() - start
     images = _images(made, cls.__name__)
-    media.save(images, path, fps)
-    mine = (replace(r, runs=r.runs - before.get(replace(r, runs=0), 0)) for r in receipts())
-    return Generation(path, attachment, tuple(r for r in mine if r.runs), len(images), seconds)
+    path = media.save(images, path, fps, new=out is None)
+    attachment = ran if isinstance(ran, Attachment) else None
+    receipts = tuple(attachment.receipts()) if attachment else ()
+    passed = () if isinstance(ran, Attachment) else ran
+    return Generation(path, attachment, receipts, len(images), seconds, passed, compiled)
+
+
+# ---- before anything is loaded
+
+
+def _combined(
+    runtime: str, words: dict[str, Any], override: str | None, compile: bool, graph: bool, config: str | None, said: Any
+) -> None:
+    """Refuse what cannot be asked for together."""
+    if runtime not in RUNTIMES:
+        raise PolicyError(f"{said('runtime', runtime)}: {unknown('runtime', runtime, RUNTIMES)}")
+    if override is not None and (compile or graph):
+        switch = said("compile", True) if compile else said("cuda_graph", True)
+        raise PolicyError(
+            f"{switch} and {said('attention_backend_override', override)} exclude each other: a compiled or captured "
+            "graph keeps the kernel that it has seen; drop one of them"
+        )
+    if runtime == "hal":
+        return
+    hals = {k: x for k, x in words.items() if k != "attention_backend"}
+    hals |= {k: x for k, x in (("attention_backend_override", override), ("config", config)) if x is not None}
+    for key, value in hals.items():
+        text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        raise PolicyError(
+            f"{said(key, text)} is for hal and cannot go with {said('runtime', runtime)}: diffusers sets one backend for "
+            f"a whole model, by its name alone; drop {said('runtime', runtime)}, or give only the attention backend"
+        )
+
+
+def _makes_videos(cls: type) -> bool:
+    return "num_frames" in inspect.signature(cls.__call__).parameters  # type: ignore[operator]
 
 
 def _check(cls: type, call: dict[str, Any], path: Path) -> None:
     """Refuse arguments that the pipeline does not take, before its weights are read."""
-    parameters = inspect.signature(cls.__call__).parameters
-    if unknown := sorted(set(call) - set(parameters)):
-        raise AttachError(f"{cls.__name__} takes no {', '.join(unknown)}{did_you_mean(unknown[0], parameters)}")
-    if path.suffix.lower() == ".mp4" and "num_frames" not in parameters:
+    parameters = inspect.signature(cls.__call__).parameters  # type: ignore[operator]
+    if strange := sorted(set(call) - set(parameters)):
+        raise AttachError(f"{cls.__name__} takes no {', '.join(strange)}{did_you_mean(strange[0], parameters)}")
+    if path.suffix.lower() == ".mp4" and not _makes_videos(cls):
         raise AttachError(f"{cls.__name__} makes pictures, not videos; name a .png file")
 
 
-def pipeline_class(model_path: str | os.PathLike[str]) -> type:
-    """The class of the pipeline in a folder.  Raises AttachError, naming the fix, when there is none."""
-    folder = Path(model_path)
-    if not folder.is_dir():
-        state = "a file" if folder.exists() else "not there"
-        raise AttachError(f"{str(folder)!r} is {state}; --model-path takes the folder of a saved diffusers pipeline")
-    index = folder / "model_index.json"
-    if not index.is_file():
-        inside = sorted(p.parent.name for p in folder.glob("*/model_index.json"))
-        hint = f"; did you mean {str(folder / inside[0])!r}?" if inside else ""
-        raise AttachError(
-            f"{str(folder)!r} has no model_index.json, so it is no diffusers pipeline{hint or '; '}"
-            + ("" if hint else "save one there with pipeline.save_pretrained(), or give the folder that has it")
+def _check_graphs(device: str, said: Any) -> None:
+    platform = detect.platform_for(device.partition(":")[0])
+    if not hasattr(platform.module(), "is_current_stream_capturing"):
+        raise PolicyError(
+            f"{said('cuda_graph', True)}: {platform.name} cannot capture graphs (PyTorch has no stream capture for "
+            f"{device!r} devices); {said('compile', True)} compiles without them"
         )
-    try:
-        name = json.loads(index.read_text("utf-8"))["_class_name"]
-    except (ValueError, KeyError, TypeError) as e:
-        raise AttachError(f"{str(index)!r} is damaged ({type(e).__name__}: {e}); download the pipeline again") from e
-    try:
-        import diffusers
-    except ImportError as e:
-        raise AttachError(f"pipelines are run by diffusers ({e}); pip install 'attention-hal[diffusers]'") from e
-    if not isinstance(name, str) or not hasattr(diffusers, name):
-        pipelines = [n for n in dir(diffusers) if n.endswith("Pipeline")]
-        raise AttachError(
-            f"{str(index)!r} asks for the class {name!r}, which diffusers {diffusers.__version__} does not have"
-            f"{did_you_mean(str(name), pipelines)}; pip install --upgrade diffusers"
-        )
-    found: type = getattr(diffusers, name)
-    return found
 
 
-def load(model_path: str | os.PathLike[str], dtype: str | None = None) -> Any:
-    """``DiffusionPipeline.from_pretrained`` on a folder, without network.  Raises AttachError when it cannot be loaded."""
-    import torch
-    from diffusers import DiffusionPipeline
+def _attention(
+    runtime: str, words: dict[str, Any], override: str | None, config: str | None, components: list[str], said: Any
+) -> Callable[[Any], Any]:
+    """What runs a pipeline's attention: a context for the pipeline.  Every name is checked now."""
+    if runtime == "hal":
+        catalog = plugins.catalog(detect.ignored())
+        policy = choices.asked(catalog, words, config, components=components, said=said)
+        if override is not None:
+            try:
+                catalog.per_request(override)
+            except PolicyError as e:
+                own = f"attention_backend_override={override!r}: "
+                raise PolicyError(f"{said('attention_backend_override', override)}: {str(e).removeprefix(own)}") from None
+        return lambda pipeline: _by_hal(pipeline, policy, override, said)
+    name = words.get("attention_backend")
+    if name is None:
+        return _as_it_is
+    source = said("attention_backend", name)
+    backend = passthrough.backend_name(name, source)
+    return lambda pipeline: passthrough.passed(pipeline, backend, source)
 
-    options = {} if dtype is None else {"torch_dtype": getattr(torch, dtype_name(dtype))}
-    try:
-        with _quiet():
-            return DiffusionPipeline.from_pretrained(str(model_path), local_files_only=True, **options)
-    except Exception as e:
-        if damaged := _damaged(Path(model_path)):
-            raise AttachError(
-                f"the pipeline in {str(model_path)!r} cannot be loaded: {damaged}; download that file again"
-            ) from e
-        first = str(e).strip().splitlines()[0] if str(e).strip() else ""
-        raise AttachError(
-            f"the pipeline in {str(model_path)!r} cannot be loaded: {type(e).__name__}: {first}; "
-            "check that every folder that model_index.json names is complete, and that the libraries are recent"
-        ) from e
+
+# ---- the run
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the libraries' loading bars: the caller shows progress."""
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    shown = [bars for bars in (diffusers_logging, transformers_logging) if bars.is_progress_bar_enabled()]
-    for bars in shown:
-        bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for bars in shown:
-            bars.enable_progress_bar()
+def _as_it_is(pipeline: Any) -> Iterator[tuple[Passed, ...]]:
+    yield ()
 
 
-def _damaged(folder: Path) -> str:
-    """Which weight file is truncated or not what it says."""
-    from safetensors import SafetensorError, safe_open
+@contextmanager
+def _by_hal(pipeline: Any, policy: Policy, override: str | None, said: Any) -> Iterator[Attachment]:
+    with attach(pipeline, policy=policy) as attachment:
+        _check_served(attachment)
+        source = said("attention_backend_override", override)
+        with request(pipeline, attention_backend_override=override, source=source):
+            yield attachment
 
-    for file in sorted(folder.rglob("*.safetensors")):
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except (SafetensorError, OSError) as e:
-            return f"{str(file.relative_to(folder))!r} is truncated or damaged ({e})"
-    return ""
+
+def _check_served(attachment: Attachment) -> None:
+    """Raise now what a step would raise whatever its call is: a choice that this machine cannot serve."""
+    catalog, here = plugins.catalog(detect.ignored()), current.get()
+    for name, part in attachment.parts.items():
+        first = next(part.parameters(), None)
+        if first is None or here.machine is not None:
+            continue
+        machine = detect.real_machine(detect.platform_for(first.device.type).name)
+        for place in {p.key: p for p in attachment.places[name]}.values():
+            context = place.within(here)
+            for role in ("self", "cross"):
+                policy = context.policy.over(choices.environment(catalog)).at(context.site)
+                d = settle(Call(role=role), machine, catalog, policy)
+                if d.error and d.request and d.request.kind in ("global", "override"):
+                    raise NoKernelError(d.error, d)
+
+
+def _compiled(pipeline: Any, graphs: bool) -> tuple[str, ...]:
+    """Put the denoiser under torch.compile, in place."""
+    parts = {n: p for n, p in pipeline.components.items() if isinstance(p, torch.nn.Module) and DENOISER.fullmatch(n)}
+    if not parts:
+        raise AttachError(f"{type(pipeline).__name__} has no transformer and no unet to compile")
+    for part in parts.values():
+        part.compile(**(GRAPHS if graphs else COMPILE))
+        if graphs:
+            _keep_outputs(part)
+    return tuple(parts)
+
+
+COMPILE: dict[str, Any] = {}
+GRAPHS: dict[str, Any] = {"mode": "reduce-overhead"}
+
+
+def _keep_outputs(part: torch.nn.Module) -> None:
+    """A captured graph writes its next output over the last one, and guidance holds two at once: hand out copies."""
+    from torch.utils._pytree import tree_map_only
+
+    replay: Any = part._compiled_call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return tree_map_only(torch.Tensor, torch.Tensor.clone, replay(*args, **kwargs))
+
+    part._compiled_call_impl = call
+
+
+def _told(e: Exception, cls: type, ran: Any, compiled: tuple[str, ...], said: Any) -> Exception:
+    """The error to raise for one that the pipeline raised: hal's own, and one line for what the user can change."""
+    cause: BaseException | None = e
+    while cause is not None:
+        if isinstance(cause, HalError):  # torch.compile wraps what it meets
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    line = passthrough.line(e)
+    if compiled and isinstance(e, torch._dynamo.exc.TorchDynamoException):
+        return AttachError(f"torch.compile of {', '.join(compiled)} failed: {line}; run it without {said('compile', True)}")
+    if not isinstance(ran, Attachment) and ran:
+        return PolicyError(f"{ran[0].source}: diffusers' backend {ran[0].backend!r} failed: {line}")
+    if isinstance(e, (TypeError, ValueError)):
+        return AttachError(f"{cls.__name__} refused the call: {e}")
+    return e
 
 
 def _callback(pipeline: Any, progress: Progress | None) -> dict[str, Any]:

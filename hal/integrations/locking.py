@@ -45,9 +45,12 @@ def lock(
     policy = choices.policy_of(catalog, **(words or {}), components=list(pipeline.components), said=said)
     seen: list[Decision] = []
     pipeline.set_progress_bar_config(disable=True)
-    with changed(policy=replace(current.get().policy, by_layer=True)), log.hooks(decision=seen.append):
-        with attach(pipeline) as attached:
-            pipeline(prompt=prompt, output_type="latent", **call)
+    with (
+        changed(policy=replace(current.get().policy, by_layer=True)),
+        log.hooks(decision=seen.append),
+        attach(pipeline) as attached,
+    ):
+        pipeline(prompt=prompt, output_type="latent", **call)
     cards = models.policy(models.of(pipeline, attached.parts, catalog), catalog)
     target = machine or detect.real_machine(detect.real_platform().name)
     entries: dict[Any, Entry] = {}

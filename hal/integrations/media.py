@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -36,8 +38,49 @@ def writable(out: str | os.PathLike[str]) -> Path:
     return path
 
 
-def save(frames: Sequence[Any], path: Path, fps: int = 16) -> None:
-    """Write Pillow images of one size: PNG (several images make a contact sheet), GIF or MP4, by ``path``'s suffix."""
+def generated(prompt: str, seed: int, suffix: str) -> Path:
+    """A name in the folder ``outputs`` here, from the prompt and the seed; :func:`save` makes it new.  Raises AttachError."""
+    folder = Path("outputs")
+    above = folder if folder.exists() else Path()
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise AttachError(f"cannot write in the folder {str(folder)!r} of {str(Path.cwd())!r}; name a file with --out")
+    words = re.sub(r"\W+", "-", prompt.lower()).strip("-_")[:48].rstrip("-_") or "output"
+    path = folder / f"{words}-{seed}.{suffix}"
+    writable(above / path.name)
+    return path
+
+
+def save(frames: Sequence[Any], path: Path, fps: int = 16, new: bool = False) -> Path:
+    """Write Pillow images of one size: PNG (several images make a contact sheet), GIF or MP4, by ``path``'s suffix.
+
+    ``new``: the folder is made, and a name that is taken gets a number.  Returns where it was written.
+    """
+    try:
+        path = _taken(path) if new else path
+        try:
+            _save(frames, path, fps)
+        except BaseException:
+            if new:
+                path.unlink(missing_ok=True)
+            raise
+    except OSError as e:
+        raise AttachError(f"cannot write {str(path)!r}: {e}") from e
+    return path
+
+
+def _taken(path: Path) -> Path:
+    """The first free one of name.png, name-2.png, …, made as an empty file so that nobody else takes it."""
+    path.parent.mkdir(exist_ok=True)
+    for name in itertools.chain([path], (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(2))):
+        try:
+            name.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return name
+    raise AssertionError
+
+
+def _save(frames: Sequence[Any], path: Path, fps: int) -> None:
     suffix = path.suffix.lower()
     part = path.with_name(f".{path.stem}.{os.getpid()}.part{suffix}")
     images = [image.convert("RGB") for image in frames]
@@ -49,8 +92,6 @@ def save(frames: Sequence[Any], path: Path, fps: int = 16) -> None:
         else:
             _mp4(images, part, fps)
         os.replace(part, path)
-    except OSError as e:
-        raise AttachError(f"cannot write {str(path)!r}: {e}") from e
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)

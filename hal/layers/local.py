@@ -136,7 +136,9 @@ class LocalAttention(nn.Module):
 
     def extra_repr(self) -> str:
         kv = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
-        return f"heads={self.heads}{kv}, head_dim={self.head_dim}, role={self.role}, backend={self.backend or 'automatic'}"
+        return (
+            f"heads={self.heads}{kv}, head_dim={self.head_dim}, role={self.role}, backend={self.backend or 'automatic'}"
+        )
 
 
 def layers() -> list[LocalAttention]:

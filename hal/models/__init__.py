@@ -120,4 +120,6 @@ def policy(matches: Iterable[Found], catalog: Catalog) -> Policy:
                     requests.append(Request(backend, "require", source, kind="required", target=target))
                 elif backend in catalog.backends:
                     requests.append(Request(backend, "forbid", source, kind="required", target=target))
-    return Policy(tuple(dict.fromkeys(requests)), limits=tuple(dict.fromkeys(limits))) if requests or limits else AUTOMATIC
+    return (
+        Policy(tuple(dict.fromkeys(requests)), limits=tuple(dict.fromkeys(limits))) if requests or limits else AUTOMATIC
+    )

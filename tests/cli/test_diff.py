@@ -142,6 +142,7 @@ ERRORS = [
     (("h100",), "two sides are compared, one is given"),
     ((), "two sides are compared, none is given"),
     (("h100", "h1000"), "unknown machine 'h1000'; did you mean 'h100'?"),
+    (("a" * 5000, "h100"), "unknown machine 'aaaa"),
     (("h100", "h100,torch"), "'torch' in 'h100,torch' is no change to a machine"),
     (("h100", "h100,-"), "'-' in 'h100,-' is no change to a machine"),
     (("h100", "h100,-torch==2.10"), "'-torch==2.10' in 'h100,-torch==2.10' is no change"),

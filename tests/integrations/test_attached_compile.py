@@ -106,7 +106,7 @@ def test_a_model_compiled_before_is_taken_over_and_given_back(name, zeros):
     torch._dynamo.reset()
     fast = torch.compile(model, backend="eager")
     want = fast(**arguments)[0]
-    with hal.attach(fast, backend=zeros):
+    with hal.attach(fast, attention_backend=zeros):
         assert not torch.allclose(fast(**arguments)[0], want)
         assert set(runs()) == {("transformer", "self")}
     torch.testing.assert_close(fast(**arguments)[0], want)
@@ -144,7 +144,7 @@ class Breaks(nn.Module):
 @torch.no_grad()
 def test_a_graph_break_inside_an_attention_loses_no_call(zeros):
     model, q = nn.Sequential(Breaks(), Breaks()), torch.randn(1, 2, 6, 8)
-    with hal.attach(model, backend=zeros):
+    with hal.attach(model, attention_backend=zeros):
         torch._dynamo.reset()
         fast = torch.compile(model, backend="eager")
         for _ in range(2):

@@ -60,7 +60,7 @@ def test_an_attached_model_gives_the_same_output(name, mask):
 def test_a_backend_of_zeros_changes_the_output(name, zeros):
     model = tiny.MODELS[name]()
     want = model(TOKENS).last_hidden_state
-    with hal.attach(model, backend=zeros):
+    with hal.attach(model, attention_backend=zeros):
         assert not torch.allclose(model(TOKENS).last_hidden_state, want)
     assert torch.equal(model(TOKENS).last_hidden_state, want)
 
@@ -150,7 +150,7 @@ def test_models_that_share_a_config_object_do_not_meet(zeros):
     torch.manual_seed(0)
     one, two = LlamaModel(config).eval(), LlamaModel(config).eval()
     want = two(TOKENS).last_hidden_state
-    with hal.attach(one, backend=zeros):
+    with hal.attach(one, attention_backend=zeros):
         assert one.config._attn_implementation == "hal" and two.config._attn_implementation == "sdpa"
         assert torch.equal(two(TOKENS).last_hidden_state, want)
         one.config.use_cache = False

@@ -133,7 +133,7 @@ def test_no_attention_bypasses_hal(named_pipeline, zeros):
     with CountSDPA() as plain:
         sample(name, pipeline)
     assert plain.calls == sum(EXPECTED[name].values())
-    with hal.attach(pipeline, backend=zeros), CountSDPA() as attached:
+    with hal.attach(pipeline, attention_backend=zeros), CountSDPA() as attached:
         got = sample(name, pipeline)
     assert attached.calls == 0
     assert not torch.equal(got, want)
@@ -145,7 +145,7 @@ def test_each_component_alone_goes_through_hal(named_pipeline, zeros):
     want = sample(name, pipeline)
     for component in sorted({component for component, _ in EXPECTED[name]}):
         hal.clear_receipts()
-        with hal.attach(getattr(pipeline, component), component=component, backend=zeros):
+        with hal.attach(getattr(pipeline, component), component=component, attention_backend=zeros):
             got = sample(name, pipeline)
         assert not torch.equal(got, want), component
         assert dict(runs()) == {key: n for key, n in EXPECTED[name].items() if key[0] == component}
@@ -157,7 +157,7 @@ def test_another_pipeline_in_the_process_is_not_touched(name, zeros):
     attached, other = tiny.PIPELINES[name](), tiny.PIPELINES[name]()
     want = sample(name, other)
     before = state(*parts(other))[1]
-    with hal.attach(attached, backend=zeros):
+    with hal.attach(attached, attention_backend=zeros):
         assert torch.equal(sample(name, other), want)
         assert not hal.receipts()
         assert state(*parts(other))[1] == before
@@ -213,7 +213,7 @@ def test_a_processor_object_that_an_unattached_model_shares_works_as_before(zero
         if hasattr(mine, "processor"):
             its.processor = mine.processor
     want = sample("flux", other)
-    with hal.attach(pipeline, backend=zeros):
+    with hal.attach(pipeline, attention_backend=zeros):
         assert torch.equal(sample("flux", other), want)
         assert not hal.receipts()
 
@@ -284,7 +284,7 @@ def test_an_unknown_backend_is_refused_before_anything_is_changed():
     pipeline = tiny.flux()
     before = state(*parts(pipeline))
     with pytest.raises(PolicyError, match="unknown attention backend 'fa9'"):
-        hal.attach(pipeline, backend="fa9")
+        hal.attach(pipeline, attention_backend="fa9")
     assert state(*parts(pipeline)) == before
 
 

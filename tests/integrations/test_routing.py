@@ -149,7 +149,7 @@ def test_threads_do_not_meet(zeros):
             if not torch.equal(F.scaled_dot_product_attention(q, q, q), want):
                 wrong.append("another thread")
 
-    with hal.attach(model, backend=zeros):
+    with hal.attach(model, attention_backend=zeros):
         thread = threading.Thread(target=plain)
         thread.start()
         for _ in range(200):

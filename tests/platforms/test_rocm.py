@@ -265,8 +265,9 @@ def test_A23_and_C12_the_parts_of_aiter_have_their_own_architectures() -> None:
 def test_A40_an_opt_in_outranks_the_order_and_says_who_asked() -> None:
     d = decide("mi300x", packages=f"{FA2} {AITER}", backend="aiter", mode="prefer")
     assert took(d) == "aiter/aiter" and d.source == "the test"
-    lenient = decide("mi300x", "dtype=fp32", f"{FA2} {AITER}", backend="aiter", mode="prefer")
-    assert took(lenient) == EFFICIENT and lenient.source == "automatic"
+    other = decide("mi300x", "dtype=fp32", f"{FA2} {AITER}", backend="aiter", mode="prefer")
+    assert took(other) == EFFICIENT and other.source == "the test"  # by the fallback that aiter declares
+    assert other.warnings[0].startswith("policy.fallback: aiter cannot serve; its declared fallback torch_sdpa does")
 
 
 @pytest.mark.parametrize("on", ["rocm:gfx1200", "strix-halo"])

@@ -1,0 +1,98 @@
+"""Which step, of how many, at which timestep, on which token grid: told by an attachment while a pipeline denoises.
+
+The pipeline's scheduler gets, while attached, a subclass of its own class (same name) that counts; the denoiser one that
+sets the position around each of its calls.  Neither pipeline nor model is asked to do anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from ..context import position
+from ..models import grids
+from ..policy import DENOISER
+
+
+class Steps:
+    """Where a scheduler stands in its loop."""
+
+    def __init__(self) -> None:
+        self.done, self.first = 0, 0
+        self.timesteps: list[float] = []
+
+    def begin(self, scheduler: Any) -> None:
+        steps = getattr(scheduler, "timesteps", None)
+        self.done, self.first = 0, 0
+        self.timesteps = [] if steps is None else [float(t) for t in steps]  # read once: a device must be waited for
+
+    def now(self) -> dict[str, Any]:
+        """Step, steps and timestep; a pipeline that starts in the middle (strength) counts from there."""
+        total, at = len(self.timesteps) - self.first, self.done + self.first
+        if not 0 <= self.done < total:
+            return {}
+        return {"step": self.done, "steps": total, "timestep": self.timesteps[at]}
+
+
+def watch(model: Any, parts: dict[str, nn.Module], undo: ExitStack) -> None:
+    """Set step, steps, timestep and grid around the denoisers of ``model`` until ``undo`` is closed."""
+    steps = Steps()
+    scheduler = None if isinstance(model, nn.Module) else getattr(model, "scheduler", None)
+    if hasattr(scheduler, "step") and hasattr(scheduler, "set_timesteps"):
+        steps.begin(scheduler)
+        _take(scheduler, _counting(type(scheduler), steps), undo)
+    for name, part in parts.items():
+        if DENOISER.fullmatch(name) and not hasattr(part, "_supports_sdpa"):
+            _take(part, _placing(type(part), steps), undo)
+
+
+def _take(thing: Any, ours: type, undo: ExitStack) -> None:
+    cls = type(thing)
+
+    def give_back() -> None:
+        if type(thing) is ours:  # else someone put a class on top
+            thing.__class__ = cls
+
+    thing.__class__ = ours
+    undo.callback(give_back)
+
+
+def _counting(cls: type, steps: Steps) -> type:
+    def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = cls.set_timesteps(self, *args, **kwargs)  # type: ignore[attr-defined]
+        steps.begin(self)
+        return out
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = cls.step(self, *args, **kwargs)  # type: ignore[attr-defined]
+        steps.done += 1
+        return out
+
+    def set_begin_index(self: Any, begin_index: int = 0) -> Any:
+        steps.first = begin_index or 0
+        return cls.set_begin_index(self, begin_index)  # type: ignore[attr-defined]
+
+    methods: dict[str, Any] = {"set_timesteps": set_timesteps, "step": step}
+    if hasattr(cls, "set_begin_index"):
+        methods["set_begin_index"] = set_begin_index
+    for name, method in methods.items():  # pipelines look at the parameters of set_timesteps
+        method.__signature__ = inspect.signature(getattr(cls, name))
+    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
+    parameters = list(inspect.signature(cls.forward).parameters)[1:]
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        model = getattr(self, "_orig_mod", self)  # torch.compile's wrapper
+        given = {**dict(zip(parameters, args)), **kwargs}
+        grid = grids.find(type(model).__name__, given, getattr(model, "config", {}))
+        here = steps.now()
+        with position(**here, **({} if grid is None else {"grid": grid})):
+            return super(ours, self).__call__(*args, **kwargs)  # type: ignore[misc]
+
+    ours = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    return ours
