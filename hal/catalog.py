@@ -125,7 +125,7 @@ class Catalog:
     def backend_name(self, name: str) -> str:
         """The backend's own name for any spelling of it: FA3, fa-3 and fa3 are fa."""
         key = name.strip().lower().replace("-", "_")
-        key = self.aliases.get(key, key)
+        key = self.aliases.get(key) or self.aliases.get(key.replace("_", "")) or key
         if key not in self.backends:
             for p in self.problems:
                 if p.name == key:

@@ -139,8 +139,10 @@ def _target(text: str, components: Iterable[str] | None, source: str) -> Target:
 def _mode(given: str | None, said: Any) -> str:
     source = said("attention_fallback", given)
     if given is None:
-        given, source = os.environ.get(FALLBACK) or _file().get("attention_fallback"), f"{FALLBACK} or {SETTINGS}"
-    if given is None:
+        given, source = os.environ.get(FALLBACK), f"{FALLBACK}={os.environ.get(FALLBACK)}"
+    if not given and (file := os.environ.get(SETTINGS)):
+        given, source = _read(file).data.get("attention_fallback"), f"{SETTINGS}={file}"
+    if not given:
         return "require"
     if given not in FALLBACKS:
         raise PolicyError(f"{source}: {unknown('fallback', given, FALLBACKS)}")
@@ -185,27 +187,27 @@ def _environment(catalog: Catalog, name: str | None, file: str | None, fallback:
     return policy.over(settings_file(catalog, file)) if file else policy
 
 
-def settings_file(catalog: Catalog, path: str) -> Policy:
-    """The policy in a JSON or YAML file with the keys of ``KEYS``.  Raises PolicyError naming file and line."""
-    from .source import read
+def settings_file(catalog: Catalog, path: str, attention_fallback: str | None = None) -> Policy:
+    """The policy in a JSON or YAML file with the keys of ``KEYS``; a fallback that was said elsewhere comes before its own.
 
-    source = read(path, "the settings file")
+    Raises PolicyError naming file and line.
+    """
+    source = _read(path)
     words = dict(source.data)
     for key in words:
         if key not in KEYS:
             raise PolicyError(f"{source.place(key)}: {unknown('setting', key, KEYS)}")
     if words.get("attention_backend_config") is not None:
         words["attention_backend_config"] = source.under("attention_backend_config")
+    if attention_fallback or os.environ.get(FALLBACK):
+        words["attention_fallback"] = attention_fallback or os.environ[FALLBACK]
     return policy_of(catalog, **words, said=lambda key, value: f"{source.place(key)}, {key}: {value}")
 
 
-def _file() -> Mapping[str, Any]:
-    file = os.environ.get(SETTINGS)
-    if not file:
-        return {}
+def _read(path: str) -> Any:
     from .source import read
 
-    return read(file, "the settings file").data
+    return read(path, "the settings file")
 
 
 def _stamp(file: str | None) -> Any:
@@ -223,15 +225,17 @@ def asked(
     said: Any = lambda key, value: f"{key}={value!r}",
     components: Iterable[str] | None = None,
 ) -> Policy:
-    """The policy of a command: its words, then the environment, then a settings file, whose fallback is the words' too."""
-    after, words = AUTOMATIC, dict(words)
-    if config is not None:
-        from .source import read
+    """The policy of a command: its words, and the settings file that it names, whose fallback is that of the words too.
 
-        after = settings_file(catalog, config)
-        if not os.environ.get(FALLBACK):
-            words.setdefault("attention_fallback", read(config, "the settings file").data.get("attention_fallback"))
-    return policy_of(catalog, **words, said=said, components=components).over(environment(catalog)).over(after)
+    HAL_ATTENTION_BACKEND comes before the file; HAL_SETTINGS comes after all of it, with the rest of the environment.
+    """
+    if config is None:
+        return policy_of(catalog, **words, said=said, components=components)
+    file, fallback = settings_file(catalog, config, words.get("attention_fallback")), os.environ.get(FALLBACK)
+    own = None if fallback else _read(config).data.get("attention_fallback")
+    words = {"attention_fallback": own, **words}
+    first = policy_of(catalog, **words, said=said, components=components)
+    return first.over(_environment(catalog, os.environ.get(BACKEND), None, fallback, None)).over(file)
 
 
 # ---- by hand

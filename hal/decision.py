@@ -117,10 +117,12 @@ class Decision(Examination):
     @property
     def _fallbacks(self) -> list[Candidate]:
         """Along the declared fallbacks of a backend that was preferred: what was tried as well."""
-        seen = [self.request.backend] if self.request and self.request.mode == "prefer" else []
-        while seen and seen[-1] and (following := self.catalog.backends[seen[-1]].fallback) and following not in seen:
-            seen.append(following)
-        tried = [c for name in seen[1:] for c in self.examined(name)]
+        backends, name = self.catalog.backends, self.request.backend if self.request else ""
+        seen = [name]
+        preferred = self.request is not None and self.request.mode == "prefer" and bool(name)
+        while preferred and (name := backends[name].fallback or "") in backends and name not in seen:
+            seen.append(name)
+        tried = [c for following in seen[1:] for c in self.examined(following)]
         return tried if all(c.verdict is False for c in tried) else []
 
     @property

@@ -310,7 +310,7 @@ def _sparse_across(request: Any, site: Any, backends: Mapping[str, Any]) -> bool
 def _declared(name: str, backends: Mapping[str, Any], serve: Callable[[str, str], Any]) -> tuple[Any, str]:
     """What the first backend that serves along the declared fallbacks of ``name`` finds, and its name."""
     seen = [name]
-    while name in backends and (name := backends[name].fallback or "") and name not in seen:
+    while name in backends and (name := backends[name].fallback or "") in backends and name not in seen:
         seen.append(name)
         fit = serve(name, "")
         if fit.found is not None:

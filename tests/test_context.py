@@ -123,12 +123,12 @@ def test_each_thread_and_each_task_has_its_own():
             seen[name] = context.current.get().site.component, context.local.generation
 
     async def task(name):
-        with hal.component(name), hal.position(step=int(name)):
+        with hal.component(name), hal.position(step=int(name[1:])):
             await asyncio.sleep(0)
             return context.current.get().site.component, context.where().step
 
     async def tasks():
-        return await asyncio.gather(*(task(str(n)) for n in range(5)))
+        return await asyncio.gather(*(task(f"c{n}") for n in range(5)))
 
     barrier = threading.Barrier(3)
     threads = [threading.Thread(target=work, args=(n,)) for n in "abc"]
@@ -140,4 +140,4 @@ def test_each_thread_and_each_task_has_its_own():
             t.join()
         assert context.local.generation == number > 0
     assert seen == {n: (n, 0) for n in "abc"}
-    assert asyncio.run(tasks()) == [(str(n), n) for n in range(5)]
+    assert asyncio.run(tasks()) == [(f"c{n}", n) for n in range(5)]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import hal
-from hal import context, oracle, plugins
+from hal import context, oracle, plugins, run
+from hal.backend import Backend, Kernel
 from hal.backends.fa import BACKEND as FA
+from hal.catalog import Catalog
+from hal.errors import NoKernelError, PolicyError
 from hal.facts import Call
+from hal.facts.flat import FEATURES
 from hal.policy import Policy, Request
 from hal.resolver import resolve
 from hal.testing import fakes
@@ -139,3 +144,92 @@ def test_heads_and_tokens_of_equal_number_are_not_mixed_up(kernel: str) -> None:
         near(out, want, 2e-5)
     other, _ = oracle.attention(q, k, v, layout="bshd", is_causal=True)
     assert (want - other).abs().max() > 0.1, "a swap would not be seen"
+
+
+# ---- who asked for what, where
+
+
+@pytest.fixture
+def zeros(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a backend whose output is zero."""
+    made = Kernel("zeros", lambda call: lambda q, k, v, mask, varlen: q.new_zeros(q.shape), layout="any", honours=FEATURES)
+    catalog = plugins.catalog()
+    wider = Catalog(catalog.platforms, {**catalog.backends, "zeros": Backend("zeros", portable=made)}, catalog.problems)
+    monkeypatch.setattr(plugins, "catalog", lambda ignore=frozenset(): wider)
+    run.forget()
+    hal.clear_receipts()
+    yield "zeros"
+    run.forget()
+
+
+def ran() -> dict[tuple[str, str], str]:
+    """What ran, by component and role, with who asked for it."""
+    return {(r.component, r.role): f"{r.backend} by {r.source}" for r in hal.receipts()}
+
+
+def test_an_override_ends_with_its_component(zeros: str) -> None:
+    q, k, v = tensors(1, 6, 2, 8)
+    want, _ = oracle.attention(q, k, v)
+    with hal.component("transformer", backend=zeros):
+        assert not hal.attention(q, k, v).any()
+        with hal.component("text_encoder"):
+            near(hal.attention(q, k, v), want, 2e-5)
+    near(hal.attention(q, k, v), want, 2e-5)
+    assert ran() == {
+        ("transformer", "self"): "zeros by hal.component('transformer', backend='zeros')",
+        ("text_encoder", "self"): "torch_sdpa by automatic",
+        ("", "self"): "torch_sdpa by automatic",
+    }
+
+
+def test_an_override_that_every_layer_outranks_is_an_error(zeros: str) -> None:
+    chose = "its layers: transformer.self chose torch_sdpa .the layer, for correctness: it needs it."
+    with pytest.raises(PolicyError, match=f"no attention layer of 'transformer' used zeros; {chose}"):
+        with hal.component("transformer", backend=zeros):
+            hal.LocalAttention(2, 8, required_backend="torch_sdpa", why="it needs it")
+    with pytest.raises(PolicyError, match="'tokenizer' used zeros; no attention that hal can reach ran there"):
+        with hal.component("tokenizer", backend=zeros):
+            pass
+    with hal.component("transformer", backend=zeros):
+        hal.LocalAttention(2, 8, deferred=True)
+    with pytest.raises(ZeroDivisionError), hal.component("transformer", backend=zeros):
+        1 / 0  # noqa: B018
+    assert context.current.get() is context.NOTHING
+
+
+def test_a_misspelt_backend_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    run.forget()
+    monkeypatch.setenv("HAL_ATTENTION_BACKEND", "torch_spda")
+    said = "HAL_ATTENTION_BACKEND=torch_spda: unknown attention backend 'torch_spda'; did you mean 'torch_sdpa'"
+    with pytest.raises(PolicyError, match=said):
+        hal.attention(*tensors(1, 6, 2, 8))
+    with pytest.raises(PolicyError, match=said):
+        hal.LocalAttention(2, 8)
+
+
+def test_what_the_environment_asks_for_runs_or_is_an_error(zeros: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors(1, 6, 2, 8)
+    monkeypatch.setenv("HAL_ATTENTION_BACKEND", zeros)
+    with hal.component("transformer"):
+        assert not hal.attention(q, k, v).any()
+    assert ran() == {("transformer", "self"): "zeros by HAL_ATTENTION_BACKEND=zeros"}
+    run.forget()
+    hal.clear_receipts()
+    monkeypatch.setenv("HAL_ATTENTION_BACKEND", "aiter")
+    said = "'aiter', asked for by HAL_ATTENTION_BACKEND=aiter, cannot serve transformer.self"
+    with hal.component("transformer"), pytest.raises(NoKernelError, match=said):
+        hal.attention(q, k, v)
+    with hal.component("text_encoder"):
+        near(hal.attention(q, k, v), oracle.attention(q, k, v)[0], 2e-5)
+    (receipt,) = hal.receipts()
+    assert receipt.notes == ("aiter (HAL_ATTENTION_BACKEND=aiter) is passed: cpu has no kernel for it",)
+
+
+def test_a_layer_and_what_runs_in_it_read_one_decision(zeros: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAL_ATTENTION_BACKEND", "torch_sdpa")
+    with hal.component("transformer", backend=zeros):
+        layer = hal.LocalAttention(2, 8)
+    assert layer.backend == zeros and layer.decision
+    assert [(str(s.request), s.outcome) for s in layer.decision.steps] == [("zeros", "taken"), ("torch_sdpa", "outranked")]
+    assert not layer(*tensors(1, 6, 2, 8)).any(), "what was asked for where it was built stays with it"
+    assert ran() == {("transformer", "self"): "zeros by hal.component('transformer', backend='zeros')"}

@@ -219,6 +219,13 @@ def test_declared_fallbacks_are_followed_one_after_another_and_never_round_and_r
     assert bool(d.warnings) == (head_dim in (32, 64))
 
 
+def test_a_declared_fallback_that_is_not_installed_is_none():
+    alone = catalog({"fast": SUPPORT["fast"]}, backends=(FAST,), order=())
+    for mode in ("prefer", "require"):
+        d = decided(Request("fast", mode), of=alone, dtype="fp32")
+        assert d.kernel is None and "dtype is float32" in d.error and not any("declares" in a for a in d.advice)
+
+
 def test_a_preference_without_a_declared_fallback_is_refused_and_advised_on():
     d = decided(Request("packed", "prefer", "card"))
     assert (d.kernel, d.source) == (None, "card")

@@ -133,7 +133,7 @@ def policy_from(catalog: Catalog, words: Mapping[str, Any], config: str | None, 
     """The policy of a command line: its words, then the environment, then the settings file.  Raises PolicyError."""
     from .. import choices
 
-    return choices.asked(catalog, words, config, said=said, **more)
+    return choices.asked(catalog, words, config, said=said, **more).over(choices.environment(catalog))
 
 
 def installed() -> Catalog:

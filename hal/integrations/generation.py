@@ -6,18 +6,19 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import choices, current_platform, detect, plugins
-from ..context import current
+from ..context import changed, current
 from ..errors import AttachError, HalError, NoKernelError, PolicyError, did_you_mean, unknown
 from ..facts import Call
 from ..ledger import Receipt
+from ..plan import Plan, read_plan
 from ..policy import DENOISER, Policy
 from ..requests import request
 from ..settlement import settle
@@ -64,6 +65,7 @@ def generate(
     compile: bool = False,
     cuda_graph: bool = False,
     config: str | None = None,
+    plan: str | None = None,
     said: Callable[[str, Any], str] = _as_argument,
     progress: Progress | None = None,
     **arguments: Any,
@@ -75,7 +77,8 @@ def generate(
     were saved in unless given.  ``model_variant`` is that of the weight files, or a folder inside.
 
     The words of ``hal.attach`` say what is chosen (``attention_backend=…``); the environment comes after them, and then
-    ``config``, a settings file.  ``attention_backend_override`` is this request's own choice in the denoiser.
+    ``config``, a settings file.  ``plan`` is a file of ``hal lock``, and nothing else than it has may run.
+    ``attention_backend_override`` is this request's own choice in the denoiser.
     ``runtime="diffusers"`` leaves the attention to diffusers; ``attention_backend`` is then one of its names.
     ``compile`` puts the denoiser under ``torch.compile``, ``cuda_graph`` has that capture graphs too.  All other
     ``arguments`` (``negative_prompt``, ``height``, …) go to the pipeline's ``__call__``.  What is ``None`` is left open.
@@ -88,7 +91,11 @@ def generate(
     words = {key: arguments.pop(key) for key in choices.KEYS if key in arguments}
     words = {key: value for key, value in words.items() if value is not None and value != ()}
     override = attention_backend_override
-    _combined(runtime, words, override, compile, cuda_graph, config, said)
+    _combined(runtime, words, override, compile, cuda_graph, {"config": config, "plan": plan}, said)
+    planned = None if plan is None else read_plan(plan)
+    if planned is not None:
+        words = {**planned.policy.get("words", {}), **words}
+        dtype = dtype or planned.policy.get("dtype")
     folder, variant = located(model_path, model_variant, said)
     path = None if out is None else media.writable(out)
     cls = pipeline_class(folder)
@@ -99,7 +106,7 @@ def generate(
     device = device or current_platform().device_type
     if cuda_graph:
         _check_graphs(device, said)
-    attention = _attention(runtime, words, override, config, component_names(folder), said)
+    attention = _attention(runtime, words, override, config, planned, component_names(folder), said)
     pipeline = load(folder, dtype, variant)
     try:
         pipeline = pipeline.to(device)
@@ -133,7 +140,7 @@ def generate(
 
 
 def _combined(
-    runtime: str, words: dict[str, Any], override: str | None, compile: bool, graph: bool, config: str | None, said: Any
+    runtime: str, words: dict[str, Any], override: str | None, compile: bool, graph: bool, files: dict[str, Any], said: Any
 ) -> None:
     """Refuse what cannot be asked for together."""
     if runtime not in RUNTIMES:
@@ -147,7 +154,7 @@ def _combined(
     if runtime == "hal":
         return
     hals = {k: x for k, x in words.items() if k != "attention_backend"}
-    hals |= {k: x for k, x in (("attention_backend_override", override), ("config", config)) if x is not None}
+    hals |= {k: x for k, x in {"attention_backend_override": override, **files}.items() if x is not None}
     for key, value in hals.items():
         text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         raise PolicyError(
@@ -179,7 +186,13 @@ def _check_graphs(device: str, said: Any) -> None:
 
 
 def _attention(
-    runtime: str, words: dict[str, Any], override: str | None, config: str | None, components: list[str], said: Any
+    runtime: str,
+    words: dict[str, Any],
+    override: str | None,
+    config: str | None,
+    plan: Plan | None,
+    components: list[str],
+    said: Any,
 ) -> Callable[[Any], Any]:
     """What runs a pipeline's attention: a context for the pipeline.  Every name is checked now."""
     if runtime == "hal":
@@ -191,7 +204,7 @@ def _attention(
             except PolicyError as e:
                 own = f"attention_backend_override={override!r}: "
                 raise PolicyError(f"{said('attention_backend_override', override)}: {str(e).removeprefix(own)}") from None
-        return lambda pipeline: _by_hal(pipeline, policy, override, said)
+        return lambda pipeline: _by_hal(pipeline, policy, override, plan, said)
     name = words.get("attention_backend")
     if name is None:
         return _as_it_is
@@ -209,8 +222,11 @@ def _as_it_is(pipeline: Any) -> Iterator[tuple[Passed, ...]]:
 
 
 @contextmanager
-def _by_hal(pipeline: Any, policy: Policy, override: str | None, said: Any) -> Iterator[Attachment]:
-    with attach(pipeline, policy=policy) as attachment:
+def _by_hal(
+    pipeline: Any, policy: Policy, override: str | None, plan: Plan | None, said: Any
+) -> Iterator[Attachment]:
+    around = nullcontext() if plan is None else changed(plan=plan, policy=replace(current.get().policy, by_layer=True))
+    with around, attach(pipeline, policy=policy) as attachment:
         _check_served(attachment)
         source = said("attention_backend_override", override)
         with request(pipeline, attention_backend_override=override, source=source):
@@ -230,7 +246,8 @@ def _check_served(attachment: Attachment) -> None:
             for role in ("self", "cross"):
                 policy = context.policy.over(choices.environment(catalog)).at(context.site)
                 d = settle(Call(role=role), machine, catalog, policy)
-                if d.error and d.request and d.request.kind in ("global", "override"):
+                asked = d.request is not None and d.request.kind in ("global", "override")
+                if d.error and (asked or all(c.verdict is False for c in d.candidates)):
                     raise NoKernelError(d.error, d)
 
 

@@ -225,6 +225,15 @@ def test_an_unknown_platform_in_the_environment_is_told(process):
     assert "Packages" in ran.out
 
 
+def test_an_unknown_variable_is_an_error_and_the_doctor_still_works(process):
+    said = "unknown environment variable 'HAL_PLATFROM'; did you mean 'HAL_PLATFORM'?"
+    ran = process("doctor", HAL_PLATFROM="cpu")
+    assert ran.code == 1 and said in ran.out and "Packages" in ran.out and "FAIL" in ran.out
+    for command in (("explain",), ("explain", "--on", "h100")):
+        ran = process(*command, HAL_PLATFROM="cpu")
+        assert ran.code == 2 and ran.err.startswith(f"hal: {said}") and not ran.out
+
+
 @pytest.mark.slow
 def test_the_doctor_works_where_the_real_torch_npu_makes_import_torch_raise(process, tmp_path):
     """No driver is here, so the wheel's autoload fails, and with it every import of torch in the environment."""

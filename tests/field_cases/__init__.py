@@ -25,11 +25,14 @@ class Row:
     packages: str | Mapping[str, Any] = ""  # "name==version …", or name -> version or state
     software: Mapping[str, str | None] = field(default_factory=dict)
     ask: str = ""  # backend, or backend/kernel: required; with "prefer " in front: preferred
+    words: Mapping[str, Any] = field(default_factory=dict)  # what the user says, as hal.attach takes it
+    at: str = ""  # where the call is: component, or component.role
+    layer: Mapping[str, Any] = field(default_factory=dict)  # what its layer says: required, why, default, supported
     waive: str = ""
     fit: str = ""
     fittings: str = ""  # exactly these
     against: Mapping[str, str] = field(default_factory=dict)  # kernel -> exactly these reason ids; "x?": depends on x
-    says: tuple[str, ...] = ()  # in the warnings, the advice, the error or what is said of the kernels in ``against``
+    says: tuple[str, ...] = ()  # in the warnings, notes, advice, error or what is said of the kernels in ``against``
     warns: bool | None = None  # whether there is any warning; None: not tested
 
 
@@ -44,8 +47,8 @@ class Case:
     later: str = ""
 
 
-from . import architectures, detection, golden, numerics, selection  # noqa: E402
+from . import architectures, detection, golden, graphs, numerics, selection  # noqa: E402
 
 ALL: tuple[Case, ...] = (
-    *selection.CASES, *numerics.CASES, *architectures.CASES, *detection.CASES, *golden.CASES,
+    *selection.CASES, *numerics.CASES, *architectures.CASES, *detection.CASES, *graphs.CASES, *golden.CASES,
 )  # fmt: skip

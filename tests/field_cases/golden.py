@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from . import REFUSED, Case, Row
-from .numerics import PARALLEL
-from .selection import POLICY, SAGE
+from .selection import FA3, SAGE
 
 TWO_CARDS = {
     "platform": "cuda",
@@ -26,10 +25,24 @@ CASES = (
     Case("golden 11", "AITER on gfx1201 with head_dim 256", "rejected by shared memory", rows_of="C13"),
     Case("golden 13", "ring attention on NPUs", "Ascend's own kernel alone", rows_of="B18"),
     Case("golden 14", "ring attention with Sage 1.0.6", "rejected by the LSE", later=SAGE),
-    Case("golden 16", "a sparse choice and a text encoder", "dense there", later=POLICY),
-    Case("golden 17", "a sparse choice and cross-attention", "dense there", later=POLICY),
-    Case("golden 18", "two components, one override", "the other is unchanged", later=POLICY),
-    Case("golden 19", "an override without attention", "not consumed", later=POLICY),
+    Case(
+        "golden 16",
+        "a sparse choice for the transformer, and a text encoder",
+        "dense there, and no error",
+        rows=(
+            Row("the text encoder", "h100", "", "fa/fa3", FA3, at="text_encoder", warns=False,
+                words={"component_attention_backends": "transformer=made_sparse"}),
+            Row("the transformer", "h100", "", "made_sparse/made.sparse", FA3, at="transformer",
+                words={"component_attention_backends": "transformer=made_sparse"}),
+        ),
+        rows_of="A18",
+    ),
+    Case("golden 17", "a sparse choice and cross-attention", "dense there", rows_of="A19"),
+    Case("golden 18", "two components, one override", "the other is unchanged", rows_of="A2",
+         tests=("test_field_runs.py::test_an_override_ends_with_its_component",)),
+    Case("golden 19", "an override without attention", "an error that says so, before anything runs",
+         tests=("integrations/test_attachment.py::test_an_override_for_what_has_no_attention_is_refused_before_anything_is_changed",
+                "test_field_runs.py::test_an_override_that_every_layer_outranks_is_an_error")),
     Case("golden 20", "a misspelt name", "error with a suggestion", tests=("test_resolver.py::test_a_name_that_does_not_exist_is_told_with_a_suggestion",)),
     Case("golden 21", "a mask, and flash required", "key padding is packed and listed, others refused", rows_of="A1"),
     Case(
@@ -51,13 +64,13 @@ CASES = (
     Case(
         "golden 27",
         "an SM70 and an SM86 in one machine",
-        "each device decides by its own facts (agreement of ranks: with parallel attention)",
+        "each device decides by its own facts; ranks that must agree and do not are an error on each of them",
         rows=(
             Row("the SM70", TWO_CARDS, "dtype=fp16,device=0", "torch_sdpa/sdpa.efficient", against={"fa2": "arch"}),
             Row("the SM86", TWO_CARDS, "dtype=fp16,device=1", "fa/fa2"),
             Row("the SM70 refuses what the SM86 takes", TWO_CARDS, "dtype=fp16,device=0", REFUSED, ask="fa/fa2", says=("cuda sm70 (V100)",)),
         ),
-        later=PARALLEL,
+        tests=("parallel/test_agree.py::test_mixed_machines_are_named_by_rank_and_architecture",),
     ),
     Case("golden 28", "CUDA_VISIBLE_DEVICES in all its forms", "read", tests=("test_detect.py::test_visible_devices_are_read_in_every_form",)),
     Case("golden 31", "a worker's facts on a CPU host", "the worker's choice", rows_of="A34"),
@@ -79,5 +92,5 @@ CASES = (
     Case("golden 37", "import with torch.cuda poisoned", "nothing is touched",
          tests=("test_purity.py::test_with_every_accelerator_poisoned_importing_and_running_on_the_cpu_touches_none",)),
     Case("golden 38", "a thousand identical calls", "one decision", tests=("test_run_cache.py::test_a_thousand_equal_calls_decide_once",)),
-    Case("golden 40", "a removed variable is set", "told", later=POLICY),
+    Case("golden 40", "a removed variable is set", "an error", tests=("test_detect.py::test_a_variable_that_nothing_reads_is_an_error",)),
 )

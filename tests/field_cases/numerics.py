@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import REFUSED, Case, Row
-from .selection import FA2, POLICY, SAGE, SPARSE
+from .selection import FA2, FA3, NEAR, SAGE, SPARSE
 
 PARALLEL = "parallel attention"
 B4 = {"torch": "2.12.1", "cudnn": "9.19.0.56"}
@@ -190,5 +190,19 @@ CASES = (
         later=SAGE,
     ),
     Case("B28", "Sage with grouped heads on H20", "grouped heads are a feature of each kernel", later=SAGE),
-    Case("B29", "one choice for transformer and VAE", "choices are scoped by component", later=POLICY),
+    Case(
+        "B29",
+        "one choice for transformer and VAE: the VAE fails on its dtype, or is black at another head_dim",
+        "a global choice is lenient for the VAE, with dtype and head_dim as reasons; strict for the denoiser",
+        rows=(
+            Row("a VAE in float32", "h100", "dtype=fp32,heads=1,head_dim=512", "torch_sdpa/sdpa.efficient", f"{FA3} {NEAR}", at="vae",
+                words={"attention_backend": "made_near"}, says=("dtype is float32",)),
+            Row("a denoiser of head_dim 40", "h100", "head_dim=40", REFUSED, NEAR, at="unet",
+                words={"attention_backend": "made_near"}, against={"made.near": "head_dim"}),
+            Row("and of 160", "h100", "head_dim=160", REFUSED, NEAR, at="unet", words={"attention_backend": "made_near"},
+                against={"made.near": "head_dim"}),
+            Row("an override of the VAE is strict", "h100", "dtype=fp32", REFUSED, NEAR, at="vae",
+                words={"component_attention_backends": "vae=made_near"}, against={"made.near": "dtype"}),
+        ),
+    ),
 )

@@ -7,7 +7,10 @@ from . import REFUSED, Case, Row
 EXPERIMENTAL = "env.TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"
 FA2, FA3 = "flash-attn==2.8.3", "flash_attn_3==3.0.0"
 LONG = "heads=24,q_len=75600"  # a video's tokens
-POLICY, MODELS, SAGE, SPARSE = "the policy", "model cards", "the Sage backends", "the sparse backends"
+MODELS, SAGE, SPARSE = "model cards", "the Sage backends", "the sparse backends"
+NEAR = "made-near==1.0"  # made_near and made_sparse: see stand_ins
+SPARSELY = {"attention_backend": "made_sparse"}
+LISTED = frozenset({"fa", "torch_sdpa"})
 
 # fmt: off
 CASES = (
@@ -27,7 +30,21 @@ CASES = (
         ),
         tests=("test_field_runs.py::test_a_padded_batch_equals_the_oracle_through_packing",),
     ),
-    Case("A2", "a backend set on one model changes another", "choices are scoped by component", later=POLICY),
+    Case(
+        "A2",
+        "a backend set on one model changes another",
+        "choices are scoped by component",
+        rows=(
+            Row("the one that asks", "h100", "", "fa/fa3", FA3, at="transformer",
+                words={"component_attention_backends": "transformer=fa3"}),
+            Row("another, with a mask", "h100", "mask=bool", "torch_sdpa/sdpa.efficient", FA3, at="text_encoder",
+                words={"component_attention_backends": "transformer=fa3"}, warns=False),
+        ),
+        tests=(
+            "integrations/test_attachment.py::test_another_pipeline_in_the_process_is_not_touched",
+            "test_field_runs.py::test_an_override_ends_with_its_component",
+        ),
+    ),
     Case(
         "A3",
         "a hub kernel is chosen and was never loaded; the call is of None",
@@ -71,8 +88,16 @@ CASES = (
         tests=("test_run_cache.py::test_receipts_tell_component_role_fittings_and_source_and_are_cleared",),
     ),
     Case("A10", "an alias of a model loses its mark, and with it the kernel", "cards are found through aliases", later=MODELS),
-    Case("A11", "a layer pins its backend, so the override never applies", "an override that nothing consumed is an error",
-         later=POLICY),
+    Case(
+        "A11",
+        "a layer pins its backend, so the override never applies",
+        "the layer keeps what it requires, and an override that nothing consumed is an error",
+        rows=(
+            Row("the layer keeps it", "h100", "", "torch_sdpa/sdpa.flash", FA3, at="transformer",
+                words={"component_attention_backends": "transformer=fa3"}, layer={"required": "torch_sdpa"}),
+        ),
+        tests=("test_field_runs.py::test_an_override_that_every_layer_outranks_is_an_error",),
+    ),
     Case(
         "A12",
         "a package under another name is not seen, though it has the kernel",
@@ -82,17 +107,59 @@ CASES = (
                 against={"fa2": "package.absent", "fa3": "package.absent", "fa3.hub": "package.absent"}),
         ),
     ),
-    Case("A13", "a layer's list silently drops an explicit choice", "lists guide automatic choice only", later=POLICY),
+    Case(
+        "A13",
+        "a layer's list silently drops an explicit choice",
+        "the explicit choice is honoured; the set filters automatic choice",
+        rows=(
+            Row("an override outside the set", "h100", "", "made_near/made.near", f"{FA3} {NEAR}", at="transformer",
+                words={"component_attention_backends": "transformer=made_near"}, layer={"supported": LISTED}),
+            Row("a global choice outside the set", "h100", "", "made_near/made.near", f"{FA3} {NEAR}", at="transformer",
+                words={"attention_backend": "made_near"}, layer={"supported": LISTED}),
+            Row("which the layer cannot run", "h100", "head_dim=160", REFUSED, f"{FA3} {NEAR}", at="transformer",
+                words={"attention_backend": "made_near"}, layer={"supported": LISTED}, against={"made.near": "head_dim"}),
+            Row("automatic choice", "h100", "", "torch_sdpa/sdpa.flash", FA3, at="transformer",
+                layer={"supported": frozenset({"torch_sdpa"})}, against={"fa3": "layer.supported"},
+                says=("name fa explicitly to use it all the same",)),
+        ),
+    ),
     Case(
         "A14",
         "a misspelt backend, or a missing one, becomes automatic choice",
-        "an unknown name is an error with a suggestion; what a model requires is kept",
-        tests=("test_resolver.py::test_a_name_that_does_not_exist_is_told_with_a_suggestion",),
-        later=POLICY,
+        "what is missing is refused, or its declared fallback on request; what a layer requires is kept; "
+        "an unknown name is an error with a suggestion",
+        rows=(
+            Row("missing", "h100", "", REFUSED, FA3, at="transformer", words={"attention_backend": "made_near"},
+                against={"made.near": "package.absent"},
+                says=("pip install made-near", "made_near declares fa as its fallback")),
+            Row("with declared fallbacks", "h100", "", "fa/fa3", FA3, at="transformer", warns=True,
+                words={"attention_backend": "made_near", "attention_fallback": "declared"},
+                says=("policy.fallback: made_near cannot serve; its declared fallback fa does", "made_near is absent")),
+            Row("and with the next of them", "h100", "", "torch_sdpa/sdpa.flash", at="transformer", warns=True,
+                words={"attention_backend": "made_near", "attention_fallback": "declared"},
+                says=("its declared fallback torch_sdpa does",)),
+            Row("a layer needs a sparse one", "h100", "", "made_sparse/made.sparse", FA3, at="transformer",
+                words={"attention_backend": "fa"}, layer={"required": "made_sparse", "why": "it was trained with it"}),
+            Row("and it is not to be had", "a100", "", REFUSED, FA2, at="transformer", words={"attention_backend": "fa"},
+                layer={"required": "made_sparse", "why": "it was trained with it"}, says=("it was trained with it",)),
+        ),
+        tests=(
+            "test_resolver.py::test_a_name_that_does_not_exist_is_told_with_a_suggestion",
+            "test_field_runs.py::test_a_misspelt_backend_in_the_environment_is_an_error",
+        ),
     ),
-    Case("A15", "two readers of one setting disagree", "one decision, read by all", later=POLICY),
-    Case("A16", "a backend that the environment asks for is not in use", "an override that nothing consumed is an error",
-         later=POLICY),
+    Case(
+        "A15",
+        "two readers of one setting disagree",
+        "a layer, its receipts and its explanation read one decision, with what was outranked",
+        tests=("test_field_runs.py::test_a_layer_and_what_runs_in_it_read_one_decision",),
+    ),
+    Case(
+        "A16",
+        "a backend that the environment asks for is not in use",
+        "it runs, or it is an error that names the variable",
+        tests=("test_field_runs.py::test_what_the_environment_asks_for_runs_or_is_an_error",),
+    ),
     Case(
         "A17",
         "AITER becomes SDPA where the dtype does not fit",
@@ -103,8 +170,44 @@ CASES = (
             Row("bfloat16", "mi300x", "", "aiter/aiter", "amd-aiter==0.1.10", ask="aiter"),
         ),
     ),
-    Case("A18", "a sparse choice for the transformer breaks text encoders", "strictness has a scope", later=POLICY),
-    Case("A19", "a sparse backend meets cross-attention", "a compatible dense one runs there, by a declared rule", later=POLICY),
+    Case(
+        "A18",
+        "a sparse choice for the transformer breaks text encoders",
+        "a global choice is strict in the transformer alone; elsewhere it is passed over where it does not fit, and told",
+        rows=(
+            Row("the transformer", "h100", "", "made_sparse/made.sparse", FA3, at="transformer", words=SPARSELY),
+            Row("a text encoder", "h100", "mask=bool", "torch_sdpa/sdpa.efficient", FA3, at="text_encoder", words=SPARSELY,
+                says=("made_sparse (attention_backend='made_sparse') is passed",)),
+            Row("with a default of its own", "h100", "causal=true", "torch_sdpa/sdpa.flash", FA3, at="text_encoder",
+                words=SPARSELY, layer={"default": "torch_sdpa"}),
+            Row("the transformer of another chip", "a100", "", REFUSED, FA2, at="transformer", words=SPARSELY,
+                against={"made.sparse": "arch"}),
+            Row("a text encoder of another chip", "a100", "", "fa/fa2", FA2, at="text_encoder", words=SPARSELY),
+            Row("an override of it is strict", "h100", "mask=bool", REFUSED, FA3, at="text_encoder",
+                words={"component_attention_backends": "text_encoder=made_sparse"}, against={"made.sparse": "mask.bool"}),
+        ),
+    ),
+    Case(
+        "A19",
+        "a sparse backend meets cross-attention",
+        "a compatible dense one runs there, by a declared rule that is shown; whoever asked",
+        rows=(
+            Row("a global choice", "h100", "kv_len=512", "fa/fa3", FA3, at="transformer.cross", words=SPARSELY,
+                says=("made_sparse (attention_backend='made_sparse') is replaced: made_sparse is sparse",)),
+            Row("an override", "h100", "kv_len=512", "fa/fa3", FA3, at="transformer.cross",
+                words={"component_attention_backends": "transformer=made_sparse"}, says=("is replaced",)),
+            Row("with a dense one for the role", "h100", "kv_len=512", "torch_sdpa/sdpa.flash", FA3, at="transformer.cross",
+                words={"component_attention_backends": "transformer=made_sparse,transformer.cross=torch_sdpa"}),
+            Row("with a dense global choice", "h100", "kv_len=512", "torch_sdpa/sdpa.flash", FA3, at="transformer.cross",
+                words={"component_attention_backends": "transformer=made_sparse", "attention_backend": "torch_sdpa"}),
+            Row("by force", "h100", "kv_len=512", "fa/fa3", FA3, at="transformer.cross", ask="made_sparse",
+                says=("is replaced",)),
+            Row("self-attention", "h100", "", "made_sparse/made.sparse", FA3, at="transformer.self", ask="made_sparse"),
+            Row("a dense backend is not replaced", "h100", "kv_len=512,head_dim=160", REFUSED, f"{FA3} {NEAR}",
+                at="transformer.cross", words={"component_attention_backends": "transformer=made_near"},
+                against={"made.near": "head_dim"}),
+        ),
+    ),
     Case(
         "A20",
         "a set of allowed SDPA paths is no order: cuDNN is allowed and does not run",
@@ -115,7 +218,15 @@ CASES = (
         ),
         tests=("test_field_runs.py::test_each_path_of_pytorch_is_called_by_its_own_operator",),
     ),
-    Case("A21", "a setting that is no longer read is ignored", "removed and misspelt HAL_ variables are told", later=POLICY),
+    Case(
+        "A21",
+        "a setting that is no longer read is ignored",
+        "a HAL_ variable that nothing reads is an error, which doctor shows",
+        tests=(
+            "test_detect.py::test_a_variable_that_nothing_reads_is_an_error",
+            "cli/test_checkup.py::test_an_unknown_variable_is_an_error_and_the_doctor_still_works",
+        ),
+    ),
     Case(
         "A22",
         "what a call needs is not part of the selection, and fails later",
@@ -226,10 +337,11 @@ CASES = (
     Case(
         "A33",
         "preferred and forced are one word",
-        "prefer goes on where it cannot be had, require refuses",
+        "prefer goes on with the declared fallback, with a warning, and never for something that the call asks for; require refuses",
         rows=(
-            Row("prefer", "h100", "head_dim=160", "torch_sdpa/sdpa.flash", ask="prefer torch_cudnn_sdpa",
-                against={"sdpa.cudnn": "head_dim v_head_dim"}),
+            Row("prefer", "h100", "head_dim=160", "torch_sdpa/sdpa.flash", ask="prefer torch_cudnn_sdpa", warns=True,
+                against={"sdpa.cudnn": "head_dim v_head_dim"}, says=("policy.fallback: torch_cudnn_sdpa cannot serve",)),
+            Row("prefer, in a graph", "h100", "graph=true", REFUSED, ask="prefer torch_cudnn_sdpa", against={"sdpa.cudnn": "graph"}),
             Row("require", "h100", "head_dim=160", REFUSED, ask="torch_cudnn_sdpa", against={"sdpa.cudnn": "head_dim v_head_dim"}),
         ),
     ),
@@ -243,7 +355,18 @@ CASES = (
         ),
         tests=("cli/test_command_explain.py::test_facts_of_another_machine_are_explained_here",),
     ),
-    Case("A35", "a patched SDPA hits an encoder with another head_dim", "nothing is patched; choices are scoped", later=POLICY),
+    Case(
+        "A35",
+        "a patched SDPA hits an encoder with another head_dim",
+        "nothing is patched; choices are scoped, and a global one is lenient for encoders",
+        rows=(
+            Row("the encoder", "h100", "head_dim=80", "torch_sdpa/sdpa.flash", f"{FA3} {NEAR}", at="text_encoder",
+                words={"attention_backend": "made_near"}, says=("head_dim is 80",)),
+            Row("the transformer", "h100", "", "made_near/made.near", f"{FA3} {NEAR}", at="transformer",
+                words={"attention_backend": "made_near"}),
+        ),
+        tests=("integrations/test_attachment.py::test_an_attached_pipeline_makes_the_same_picture_and_counts_every_call",),
+    ),
     Case(
         "A37",
         "a padding mask is lost under Ulysses",

@@ -26,6 +26,8 @@ KINDS = {
     "C": "Architectures",
     "D": "Which platform is this",
     "E": "Packages that are missing, broken or another's",
+    "F": "torch.compile and the cost of a call",
+    "G": "Several devices for one sequence",
     "g": "Golden cases",
 }
 

@@ -288,6 +288,45 @@ def test_an_unknown_backend_is_refused_before_anything_is_changed():
     assert state(*parts(pipeline)) == before
 
 
+@pytest.mark.parametrize("target, said", [
+    ("scheduler", "hal reaches no attention in 'scheduler', as it is no model with attention; it reaches text_encoder, "),
+    ("transfomer", "unknown component 'transfomer'; did you mean 'transformer'"),
+    ("transformer.cros", "unknown role in 'transformer.cros' 'cros'; did you mean 'cross'"),
+])  # fmt: skip
+def test_an_override_for_what_has_no_attention_is_refused_before_anything_is_changed(target, said):
+    pipeline = tiny.flux()
+    before = state(*parts(pipeline))
+    with pytest.raises(PolicyError, match=said):
+        hal.attach(pipeline, component_attention_backends={target: "torch_sdpa"})
+    assert state(*parts(pipeline)) == before
+
+
+def test_an_override_for_a_role_without_layers_is_told_when_it_ends(zeros):
+    pipeline = tiny.flux()
+    before = state(*parts(pipeline))
+    with pytest.raises(PolicyError, match="no attention layer of 'transformer.cross' used zeros; its layers: transformer.self"):
+        with hal.attach(pipeline, component_attention_backends={"transformer.cross": zeros}):
+            sample("flux", pipeline)
+    assert state(*parts(pipeline)) == before
+
+
+@pytest.mark.parametrize("target", ["transformer.cross", "transformer.self", "transformer@1", "text_encoder", "vae"])
+def test_an_override_is_followed_by_exactly_its_target(target, zeros):
+    pipeline = tiny.wan()
+    component, role = target.partition("@")[0].partition(".")[::2]
+    with hal.attach(pipeline, component_attention_backends={target: zeros}) as handle:
+        got = sample("wan", pipeline)
+    counted = {(r.component, r.role, r.backend): r.runs for r in handle.receipts()}
+    want = {}
+    for (c, r), n in EXPECTED["wan"].items():
+        mine = c == component and role in ("", r)
+        half = n // 2 if mine and "@" in target else 0  # one of two layers
+        want[c, r, zeros if mine else "torch_sdpa"] = n - half
+        want |= {(c, r, "torch_sdpa"): half} if half else {}
+    assert counted == want
+    assert not torch.equal(got, sample("wan", pipeline))
+
+
 def test_diffusers_context_parallelism_is_refused():
     model = tiny.flux().transformer
     with hal.attach(model):
