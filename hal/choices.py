@@ -89,7 +89,7 @@ def pairs(given: Any, key: str, said: Any, lone: bool = False) -> list[tuple[str
     if isinstance(given, Mapping):
         out = [(str(t), str(b)) for t, b in given.items()]
     else:
-        for piece in sorted_names(given):
+        for piece in pieces(given):
             target, eq, backend = piece.partition("=")
             if lone and not eq:
                 target, backend = "", target
@@ -107,8 +107,8 @@ def pairs(given: Any, key: str, said: Any, lone: bool = False) -> list[tuple[str
     return list(dict.fromkeys(out))
 
 
-def sorted_names(given: Any) -> list[str]:
-    """The pieces of a text with commas, or of several, in their order."""
+def pieces(given: Any) -> list[str]:
+    """The pieces of a text with commas, or of several texts, in their order."""
     many = [given] if isinstance(given, str) else list(given)
     return [n.strip() for t in many for n in str(t).split(",") if n.strip()]
 

@@ -6,7 +6,6 @@ One interned token in a ContextVar: right across threads and asyncio tasks, one 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -68,37 +67,41 @@ _interned: WeakValueDictionary[tuple[Any, ...], Context] = WeakValueDictionary()
 _interned[NOTHING.policy, NOTHING.machine, NOTHING.site, NOTHING.plan, NOTHING.ledgers] = NOTHING
 
 
-class _Local(threading.local):
-    """A number for the policy and machine in force in this thread: compiled code guards on it, and cannot read a ContextVar."""
+_generation: ContextVar[str] = ContextVar("hal_generation")
 
-    generation = 0
+
+class _Local:
+    """``generation``: a text for what surrounds compiled code (policy, machine, site, plan), which guards on it.
+
+    Dynamo can read no ContextVar, but it takes a property made in C as it is and guards on its value.  So the getter is
+    ``ContextVar.get`` itself, whose default, where nothing was said, is the object that it is called with.
+    """
+
+    generation = property(_generation.get)
 
 
 local = _Local()
-_numbers: dict[tuple[Any, ...], int] = {}
+_numbers: dict[tuple[Any, ...], str] = {}
 _count = itertools.count(1)
 
 
-def _announce(old: Context, new: Context) -> None:
-    key = new.policy, new.machine
-    if (old.policy, old.machine) != key:
-        if len(_numbers) > 1024:  # numbers are never used twice, so forgetting one only costs a trace
-            _numbers.clear()
-        local.generation = 0 if key == (NOTHING.policy, None) else _numbers.setdefault(key, next(_count))
+def _announced(c: Context) -> str:
+    if len(_numbers) > 1024:  # numbers are never used twice, so forgetting one only costs a trace
+        _numbers.clear()
+    return _numbers.setdefault((c.policy, c.machine, c.site, c.plan), f"generation-{next(_count)}")
 
 
 @contextmanager
 def changed(**changes: Any) -> Iterator[Context]:
     """The current context with some of it changed; nests, and is undone when left."""
-    c = interned(current.get(), **changes)
     before = current.get()
-    token = current.set(c)
-    _announce(before, c)
+    c = interned(before, **changes)
+    token, number = current.set(c), _generation.set(_announced(c))
     try:
         yield c
     finally:
         current.reset(token)
-        _announce(c, before)
+        _generation.reset(number)
 
 
 def interned(base: Context, **changes: Any) -> Context:
@@ -119,7 +122,10 @@ class Place:
         self.policy, self.site, self.ledger = policy, site, ledger
         self.made: tuple[Context, Context] | None = None
         self.key = _keys.setdefault((policy, site), f"place-{len(_keys)}")
-        _places.setdefault(self.key, self)
+        _places[self.key] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy of a layer stands where the layer does, and is counted elsewhere
+        return Place, (self.policy, self.site)
 
     def within(self, outer: Context) -> Context:
         """The running context as this place sees it."""
@@ -139,7 +145,7 @@ _places: dict[str, Place] = {}
 
 
 def place(key: str) -> Place:
-    """The first place of that key; what was traced for it holds for all."""
+    """The latest place of that key: equal places decide alike, and those before may belong to what has ended."""
     return _places[key]
 
 
@@ -188,7 +194,8 @@ def component(name: str, backend: str | None = None, *, mode: str = "require") -
     try:
         with changed(policy=here.policy.with_request(request), site=site, ledgers=(*here.ledgers, ledger)):
             yield
-        if request not in ledger.answered and target.component not in ledger.deferred:
+        traced = not ledger.tallies and request in LEDGER.traced  # compiled code decides nothing anew
+        if request not in ledger.answered and target.component not in ledger.deferred and not traced:
             raise PolicyError(unused(request, ledger))
     finally:
         ledger.close()

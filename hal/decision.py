@@ -28,6 +28,9 @@ class Decision(Examination):
     request: Request | None = None  # the request that decided, where one did
     steps: tuple[Step, ...] = ()  # what became of every request that applies here, the strongest first
 
+    def __deepcopy__(self, memo: Any) -> Decision:
+        return self  # a value
+
     # ---- what was chosen
 
     @property

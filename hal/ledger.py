@@ -50,17 +50,22 @@ class Ledger:
         self.tallies: dict[tuple[Receipt, Request | None], Tally] = {}
         self.answered: set[Request] = set()
         self.deferred: set[str] = set()  # components with a layer that will choose at its first use
+        self.traced: set[Request] = set()  # of the process: what compiled code, which decides once, has followed
         _live.add(self)
 
     def tally(self, d: Decision, component: str) -> Tally:
         """Where the runs of a decision are counted; it is logged when it is new here."""
         from .log import tell
 
+        if self not in _live:  # closed: compiled code may come back to a place that has ended
+            return LEDGER.tally(d, component)
         receipt = Receipt(
             component, d.call.role or "", d.machine.platform, d.call.device, d.backend or "", d.kernel or "",
             d.chosen.backend.quality if d.chosen else "", d.source, d.fittings, d.warnings, 0, d.notes,
         )  # fmt: skip
         self.answered |= d.answered
+        if d.call.compile:
+            LEDGER.traced |= d.answered
         found = self.tallies.get((receipt, d.request))
         if found is None:
             found = self.tallies.setdefault((receipt, d.request), Tally(receipt, d.request, d))

@@ -18,6 +18,7 @@ OnDecision = Callable[["Decision"], None]
 OnRun = Callable[["Decision"], None]
 _decisions: list[OnDecision] = []
 _runs: list[OnRun] = []
+_told: set[Receipt] = set()  # of the process: a scope that is entered for each request tells nothing anew
 
 
 @contextmanager
@@ -64,7 +65,8 @@ def observed(d: Decision, run: Any) -> Any:
 def tell(d: Decision, receipt: Receipt) -> None:
     """One line in the log ``hal`` for a decision that is not like any before; ``record.hal`` has it as data."""
     level = logging.WARNING if receipt.warnings else logging.INFO
-    if receipt.backend and logger.isEnabledFor(level):
+    if receipt.backend and receipt not in _told and logger.isEnabledFor(level):
+        _told.add(receipt)
         said = "".join(f"; {x}" for x in (*receipt.fittings, *receipt.notes, *receipt.warnings))
         where = f"{receipt.component or 'call'}.{receipt.role}"
         what = f"{receipt.backend} by {receipt.kernel} on {receipt.platform} ({receipt.source}{said})"

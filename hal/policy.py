@@ -260,14 +260,14 @@ def ruled(requests: Iterable[Any], site: Any, backends: Mapping[str, Any], serve
     """
     steps: list[Step] = []
     for request, strict in in_order(requests, site):
-        if request.kind != "required" and _sparse_across(request, site, backends):
+        if request.kind != "required" and _sparse_across(request.backend, site, backends):
             why = f"{request.backend} is sparse and for self-attention; cross-attention takes a dense backend"
             steps.append(Step(request, "replaced", "", why))
             continue
         fit = serve(request.backend, request.kernel)
         found, taken = fit.found, request.backend
         if found is None and request.mode == "prefer" and not fit.closed:
-            found, taken = _declared(request.backend, backends, serve)
+            found, taken = _declared(request.backend, site, backends, serve)
         if found is not None:
             why = fit.why if taken != request.backend else ""
             steps.append(Step(request, "taken", taken, why))
@@ -302,16 +302,20 @@ def _strict(r: Any, site: Any) -> bool:
     return bool(r.kind != "default")
 
 
-def _sparse_across(request: Any, site: Any, backends: Mapping[str, Any]) -> bool:
-    b = backends.get(request.backend)
+def _sparse_across(name: str, site: Any, backends: Mapping[str, Any]) -> bool:
+    b = backends.get(name)
     return b is not None and site.role == "cross" and "sparse" in b.traits and "cross" not in b.roles
 
 
-def _declared(name: str, backends: Mapping[str, Any], serve: Callable[[str, str], Any]) -> tuple[Any, str]:
+def _declared(
+    name: str, site: Any, backends: Mapping[str, Any], serve: Callable[[str, str], Any]
+) -> tuple[Any, str]:
     """What the first backend that serves along the declared fallbacks of ``name`` finds, and its name."""
     seen = [name]
     while name in backends and (name := backends[name].fallback or "") in backends and name not in seen:
         seen.append(name)
+        if _sparse_across(name, site, backends):
+            continue
         fit = serve(name, "")
         if fit.found is not None:
             return fit.found, name

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from . import detect, plugins
+from . import choices, detect, plugins
 from .catalog import Catalog
 from .context import Context, Place, changed, current
 from .decision import Decision
 from .errors import PolicyError, unknown
 from .facts import Call
 from .integrations.attachment import Attachment, attachments, compiled
-from .layers.local import layers
+from .layers.local import LocalAttention, layers
 from .policy import DENOISER, Request, Site, Target
 from .resolver import resolve
 from .settlement import settle
@@ -169,7 +169,7 @@ def _prepared(catalog: Catalog, name: str, spelt: str, model: Any, source: str) 
 def _decide(catalog: Catalog, k: _Known, here: Context, requests: Any) -> Decision:
     outer = Place(here.policy.with_request(*requests), Site()).within(here)
     context = k.place.within(outer)
-    policy = context.policy.at(context.site)
+    policy = context.policy.over(choices.environment(catalog)).at(context.site)
     if here.machine is not None:
         return resolve(k.call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
     return settle(k.call, detect.real_machine(detect.platform_for(k.device_type).name), catalog, policy)
@@ -183,21 +183,28 @@ def _known(model: Any) -> list[_Known]:
             out += _attached(a)
     mine = None if model is None else set(model.modules()) if isinstance(model, torch.nn.Module) else set()
     for layer in layers():
-        place = layer.attached or layer.place
-        if (mine is None or layer in mine) and layer.attached is None and DENOISER.fullmatch(place.site.component):
-            dtype, device = torch.get_default_dtype(), detect.real_platform().device_type
-            out.append(_Known(place, layer.call(dtype), device, compiled(layer)))
+        if (mine is None or layer in mine) and layer.attached is None and DENOISER.fullmatch(layer.place.site.component):
+            out.append(_own(layer, compiled(layer)))
     return out
+
+
+def _own(layer: LocalAttention, traced: bool) -> _Known:
+    return _Known(layer.attached or layer.place, layer.call(layer.dtype), layer.device_type, traced)
 
 
 def _attached(a: Attachment) -> Iterator[_Known]:
     for name, part in a.parts.items():
         if not (DENOISER.fullmatch(name) and a.components[name].reached):
             continue
-        first = next(part.parameters(), None)
+        first, traced = next(part.parameters(), None), compiled(part)
         device = first.device if first is not None else torch.device("cpu")
+        own = [m for m in part.modules() if isinstance(m, LocalAttention)]
+        for layer in own:  # each knows its call, and may require a backend of its own
+            yield _own(layer, traced)
+        told = {m.attached for m in own}
+        routed = {p.key if p.policy.layered else name: p for p in a.places[name] if p not in told}
         seen = [t.decision.call for t in a.ledger.tallies.values() if t.receipt.component == name and t.decision]
         calls = seen or [Call(str(first.dtype).removeprefix("torch.") if first is not None else None)]
-        for place in {p.key if p.policy.layered else name: p for p in a.places[name]}.values():
+        for place in routed.values():
             for call in calls:
-                yield _Known(place, call, device.type, compiled(part))
+                yield _Known(place, call, device.type, traced)

@@ -71,7 +71,7 @@ def attention(
     Raises CallError, PolicyError or NoKernelError before anything has run.
     """
     # Reading the generation makes torch.compile trace again when the policy changes.
-    if is_dynamo_compiling() and local.generation >= 0:
+    if is_dynamo_compiling() and local.generation is not None:
         from .compiled import traced
 
         given: dict[str, Any] = {"attn_mask": attn_mask, "scale": scale, "window": window, "backend": backend}

@@ -138,6 +138,7 @@ def test_each_thread_and_each_task_has_its_own():
             t.start()
         for t in threads:
             t.join()
-        assert context.local.generation == number > 0
-    assert seen == {n: (n, 0) for n in "abc"}
+        assert context.local.generation == number is not context.local
+    assert {n: name for n, (name, _) in seen.items()} == {n: n for n in "abc"}
+    assert len({number, *(generation for _, generation in seen.values())}) == 4
     assert asyncio.run(tasks()) == [(f"c{n}", n) for n in range(5)]

@@ -219,6 +219,15 @@ def test_declared_fallbacks_are_followed_one_after_another_and_never_round_and_r
     assert bool(d.warnings) == (head_dim in (32, 64))
 
 
+def test_a_sparse_fallback_is_stepped_over_in_cross_attention():
+    first = Backend("first", kernels=(kernel("first.k", limits={"head_dim": {16}}),), fallback="sparse")
+    sparse = Backend("sparse", kernels=(kernel("sparse.k"),), quality="lossy", traits=frozenset({"sparse"}),
+                     roles=frozenset({"self"}), fallback="plain")  # fmt: skip
+    of = catalog({**SUPPORT, "first": (Row("first.k"),), "sparse": (Row("sparse.k"),)}, backends=(*BACKENDS, first, sparse))
+    assert decided(Request("first", "prefer"), of=of).kernel == "sparse.k"
+    assert decided(Request("first", "prefer"), of=of, role="cross").kernel == "plain.k"
+
+
 def test_a_declared_fallback_that_is_not_installed_is_none():
     alone = catalog({"fast": SUPPORT["fast"]}, backends=(FAST,), order=())
     for mode in ("prefer", "require"):

@@ -46,7 +46,9 @@ def _said(key: str, value: Any) -> str:
 
 @click.command(short_help="Make a picture or a video.")
 @click.option("--model-path", required=True, metavar="DIR", help="The folder of a saved diffusers pipeline.")
-@click.option("--model-variant", metavar="NAME", help="The variant of its weights (fp16), or a pipeline's folder in it.")
+@click.option(
+    "--model-variant", metavar="NAME", help="The variant of its weights (fp16), or a pipeline's folder in it."
+)
 @click.option("--prompt", required=True, metavar="TEXT", help="What to show.")
 @click.option("--negative-prompt", metavar="TEXT", help="What not to show.")
 @click.option("--out", metavar="FILE", help="A .png (a video becomes a contact sheet), .gif or .mp4 file.")
@@ -97,7 +99,9 @@ def command(out: str | None, save_output: bool, words: dict[str, Any], **given: 
         from ..integrations.generation import generate
 
         named = {("frames" if k == "num_frames" else k): x for k, x in given.items() if x is not None}
-        made = generate(named.pop("model_path"), named.pop("prompt"), out=out, said=_said, progress=progress, **named, **words)
+        made = generate(
+            named.pop("model_path"), named.pop("prompt"), out=out, said=_said, progress=progress, **named, **words
+        )
     show(screen(), made)
 
 

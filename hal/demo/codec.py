@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,13 @@ FRAMES, PIXELS = 4, 8  # frames and pixels (a side) in one token
 CHANNELS = 12  # latent channels
 
 
+def _patches(video: torch.Tensor) -> torch.Tensor:
+    """(n, frames, h, w) -> (n, f, h/8, w/8, 256): patches flattened in the order (frame, x, y) that the VAE wants."""
+    split = video.unflatten(1, (-1, FRAMES)).unflatten(3, (-1, PIXELS)).unflatten(5, (-1, PIXELS))
+    return split.permute(0, 1, 3, 5, 2, 6, 4).flatten(4)
+
+
+@dataclass
 class Codec:
     """The linear map between pixels and latents, and the same map as an AutoencoderKLLTXVideo.
 
@@ -22,41 +30,46 @@ class Codec:
     way to unit variance.  Decoding reads the 3x3x3 neighbourhood of a latent, which hides the seams between patches.
     """
 
-    def __init__(self, clips: int = 160, seed: int = 0) -> None:
+    basis: torch.Tensor  # (channels, 256)
+    std: torch.Tensor  # (channels,): the latents_std of the VAE
+    taps: torch.Tensor  # (256, channels, 3, 3, 3)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"basis": self.basis, "std": self.std, "taps": self.taps}
+
+    @classmethod
+    def of(cls, state: dict[str, torch.Tensor]) -> Codec:
+        return cls(state["basis"], state["std"], state["taps"])
+
+    @classmethod
+    def fit(cls, clips: int = 160, seed: int = 0) -> Codec:
+        """Least squares over moving digits of the training split."""
         rng = np.random.default_rng(seed)
-        video = torch.cat(
-            [
-                digits.render([digits.sample_clip(rng, 16, side, side) for _ in range(clips // 2)], side, side)
-                .unflatten(2, (-1, PIXELS))
-                .unflatten(4, (-1, PIXELS))
-                .unflatten(1, (-1, FRAMES))
-                .permute(0, 1, 3, 5, 2, 6, 4)
-                .flatten(4)[:, :, : 64 // PIXELS, : 64 // PIXELS]
-                for side in (64, 96)
-            ]
-        )  # (clips, f, h, w, 256): patches flattened in the order (frame, x, y) that the class wants
+        drawn = []
+        for side in (64, 96):
+            sample = [digits.sample_clip(rng, 16, side, side) for _ in range(clips // 2)]
+            drawn.append(_patches(digits.render(sample, side, side))[:, :, : 64 // PIXELS, : 64 // PIXELS])
+        video = torch.cat(drawn)
         flat = video.flatten(0, 3)
         active = flat.abs().amax(1) > 1e-3
         values, vectors = torch.linalg.eigh((flat.T @ flat).double() / active.sum())
-        self.basis = vectors.flip(1)[:, :CHANNELS].T.float().contiguous()  # (c, 256)
-        self.basis *= torch.where(self.basis.sum(1, keepdim=True) < 0, -1.0, 1.0)
-        self.std = values.flip(0)[:CHANNELS].sqrt().sqrt().float()  # latents_std
-        latents = (video @ self.basis.T).permute(0, 4, 1, 2, 3)
-        noisy = latents + 0.15 * self.std.view(1, -1, 1, 1, 1) * torch.randn(
-            latents.shape, generator=torch.Generator().manual_seed(seed)
-        )
-        padded = F.pad(F.pad(noisy, (1, 1, 1, 1, 0, 0)), (0, 0, 0, 0, 1, 1), mode="replicate")
+        basis = vectors.flip(1)[:, :CHANNELS].T.float().contiguous()
+        basis *= torch.where(basis.sum(1, keepdim=True) < 0, -1.0, 1.0)
+        std = values.flip(0)[:CHANNELS].sqrt().sqrt().float()
+        latents = (video @ basis.T).permute(0, 4, 1, 2, 3)
+        noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(seed))
+        padded = F.pad(latents + 0.15 * std.view(1, -1, 1, 1, 1) * noise, (1, 1, 1, 1, 0, 0))
+        padded = F.pad(padded, (0, 0, 0, 0, 1, 1), mode="replicate")
         rows = padded.unfold(2, 3, 1).unfold(3, 3, 1).unfold(4, 3, 1).permute(0, 2, 3, 4, 1, 5, 6, 7)
         rows = rows.reshape(-1, CHANNELS * 27).double()
         gram = rows.T @ rows
         gram += torch.eye(len(gram)) * gram.diagonal().mean() * 1e-4
         taps = torch.linalg.solve(gram, rows.T @ flat.double()).float()
-        self.taps = taps.T.reshape(-1, CHANNELS, 3, 3, 3).contiguous()  # (256, c, 3, 3, 3)
+        return cls(basis, std, taps.T.reshape(-1, CHANNELS, 3, 3, 3).contiguous())
 
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """(n, frames, h, w) in [0, 1] -> latents (n, f, h/8, w/8, channels) as the transformer sees them."""
-        patches = video.unflatten(1, (-1, FRAMES)).unflatten(3, (-1, PIXELS)).unflatten(5, (-1, PIXELS))
-        return patches.permute(0, 1, 3, 5, 2, 6, 4).flatten(4) @ (self.basis.T / self.std)
+        return _patches(video) @ (self.basis.T / self.std)
 
     def build_vae(self) -> Any:
         from diffusers import AutoencoderKLLTXVideo

@@ -9,7 +9,6 @@ seed names a clip.  One fifth of the digit images is held out: no clip of the tr
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +33,10 @@ class Digit:
     motion: str
     direction: str
     path: np.ndarray
-    turn: float = 0.0  # radians
-    scale: float = 1.0
 
     def caption(self, with_motion: bool = True) -> str:
-        return f"{'an' if self.label == 8 else 'a'} {NAMES[self.label]}" + (f" {self.motion} {self.direction}" if with_motion else "")
+        named = f"{'an' if self.label == 8 else 'a'} {NAMES[self.label]}"
+        return f"{named} {self.motion} {self.direction}" if with_motion else named
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,6 @@ def sample_clip(
     width: int,
     split: str = "train",
     pair: float = 0.5,
-    augment: bool = False,
     terse: float = 0.1,
 ) -> Clip:
     """One clip.  `pair` is the chance of a second digit, `terse` of a caption that leaves the motion out."""
@@ -113,15 +110,13 @@ def sample_clip(
         path = _path(rng, motion, direction, frames, (height, width))
         if axis is not None and near is not None:  # a lane along one side of the canvas
             slack = (height, width)[1 - axis] - SPRITE
-            path[:, 1 - axis] = abs(near * slack - rng.uniform(0, max(0, slack - 28) / 2 + 1))
+            path[:, 1 - axis] = abs(near * slack - LATTICE * rng.integers(0, max(0, slack - 28) // 2 // LATTICE + 1))
         return Digit(
             label=int(labels[index]),
             image=pictures[index],
             motion=str(motion),
             direction=str(direction),
             path=path,
-            turn=rng.normal(0, math.radians(5)) if augment else 0.0,
-            scale=float(np.exp(rng.normal(0, 0.04))) if augment else 1.0,
         )
 
     digits = [one()]
@@ -148,14 +143,8 @@ def sprites(digits: list[Digit]) -> torch.Tensor:
     ys = pixel[None, None] - fraction[..., 0:1] * 2 / SPRITE
     xs = pixel[None, None] - fraction[..., 1:2] * 2 / SPRITE
     grid = torch.stack([xs[:, :, None].expand(-1, -1, window, -1), ys[:, :, :, None].expand(-1, -1, -1, window)], -1)
-    turn = torch.tensor([d.turn for d in digits])
-    zoom = torch.tensor([d.scale for d in digits])
-    spin = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], -1).view(-1, 2, 2) / zoom[:, None, None]
-    grid = torch.einsum("nfhwc,ndc->nfhwd", grid, spin.float())
     picture = torch.tensor(np.stack([d.image for d in digits]))[:, None]
-    drawn = F.grid_sample(
-        picture.repeat_interleave(frames, 0), grid.flatten(0, 1), mode="bicubic", align_corners=False
-    )
+    drawn = F.grid_sample(picture.repeat_interleave(frames, 0), grid.flatten(0, 1), mode="bicubic", align_corners=False)
     return (drawn * 1.35 - 0.15).clamp(0, 1).view(len(digits), frames, window, window)
 
 

@@ -1,17 +1,20 @@
-"""Measure a pipeline folder: are the asked digits found?  `python -m demo.evaluate FOLDER --size 16 128 128`."""
+"""Measure a pipeline folder, are the asked digits found?  ``python -m hal.demo.evaluate FOLDER --size 16 128 128``."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import torch
 
 from . import digits, judge
+
+HERE = Path(__file__).parent
+Size = tuple[int, int, int]  # frames, height, width
 
 
 class Silent:
@@ -21,13 +24,13 @@ class Silent:
         return torch.zeros_like(hidden_states)
 
 
-def prompts(count: int, size: tuple[int, int, int], seed: int = 2) -> list[str]:
+def prompts(count: int, size: Size, seed: int = 2) -> list[str]:
     rng = np.random.default_rng([13, seed])
     return [digits.sample_clip(rng, *size, split="held-out", terse=0.0).caption for _ in range(count)]
 
 
 def generate(
-    pipe: Any, captions: list[str], size: tuple[int, int, int], steps: int, guidance: float, seed: int = 0, batch: int = 8
+    pipe: Any, captions: list[str], size: Size, steps: int, guidance: float, seed: int = 0, batch: int = 8
 ) -> torch.Tensor:
     """Videos (n, frames, height, width) in [0, 1], one seed per caption."""
     frames, height, width = size
@@ -69,37 +72,50 @@ def sheet(videos: torch.Tensor, path: Path, columns: int = 8) -> None:
     Image.fromarray((torch.cat(rows).clamp(0, 1).numpy() * 255).astype("uint8")).save(path)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--judge", type=Path, required=True)
-    parser.add_argument("--size", type=int, nargs=3, default=(16, 128, 128), metavar=("FRAMES", "HEIGHT", "WIDTH"))
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--guidance", type=float, default=2.0)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--without-self-attention", action="store_true")
-    parser.add_argument("--sheet", type=Path)
-    parser.add_argument("--rows", type=int, default=10)
-    args = parser.parse_args()
+def evaluate(
+    folder: Path,
+    critic: judge.Judge,
+    size: Size = (16, 128, 128),
+    count: int = 100,
+    steps: int = 20,
+    guidance: float = 2.0,
+    batch: int = 8,
+    without_self_attention: bool = False,
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """What a pipeline folder reaches on held-out prompts, and its videos."""
     from diffusers import DiffusionPipeline
 
-    torch.set_num_threads(2)
-    pipe = DiffusionPipeline.from_pretrained(args.folder)
+    pipe = DiffusionPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
-    if args.without_self_attention:
+    if without_self_attention:
         for block in pipe.transformer.transformer_blocks:
             block.attn1.set_processor(Silent())
-    size = tuple(args.size)
-    captions = prompts(args.count, size)
-    began = time.monotonic()
-    videos = generate(pipe, captions, size, args.steps, args.guidance, batch=args.batch)
-    seconds = time.monotonic() - began
-    if args.sheet:
-        sheet(videos[: args.rows], args.sheet)
-    result = score(videos, captions, judge.load(args.judge))
-    print("\n".join(result.pop("detail")))
-    print(json.dumps({"size": size, "steps": args.steps, "guidance": args.guidance, "seconds": round(seconds), **result}))
+    captions = prompts(count, size)
+    began, cpu = time.monotonic(), time.process_time()
+    videos = generate(pipe, captions, size, steps, guidance, batch=batch)
+    spent = {"seconds": round(time.monotonic() - began), "cpu_seconds": round(time.process_time() - cpu)}
+    asked = {"size": size, "steps": steps, "guidance": guidance, "self-attention": not without_self_attention}
+    return {**asked, **spent, **score(videos, captions, critic)}, videos
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, path_type=Path), default=HERE / "model")
+@click.option("--judge", "critic", type=click.Path(exists=True, path_type=Path), default=HERE / "judge.safetensors")
+@click.option("--size", type=int, nargs=3, default=(16, 128, 128), show_default=True, help="Frames, height, width.")
+@click.option("--count", type=int, default=100, show_default=True, help="Held-out prompts.")
+@click.option("--steps", type=int, default=20, show_default=True, help="Denoising steps.")
+@click.option("--guidance", type=float, default=2.0, show_default=True)
+@click.option("--batch", type=int, default=8, show_default=True)
+@click.option("--without-self-attention", is_flag=True, help="Make the self-attention of every block give zero.")
+@click.option("--sheet", "picture", type=click.Path(path_type=Path), help="A PNG of the first videos.")
+@click.option("--rows", type=int, default=10, show_default=True, help="Videos in the PNG.")
+def main(folder: Path, critic: Path, size: Size, picture: Path | None, rows: int, **given: Any) -> None:
+    """Measure a pipeline FOLDER: are the asked digits found?"""
+    result, videos = evaluate(folder, judge.load(critic), size, **given)
+    if picture:
+        sheet(videos[:rows], picture)
+    click.echo("\n".join(result.pop("detail")))
+    click.echo(json.dumps(result))
 
 
 if __name__ == "__main__":

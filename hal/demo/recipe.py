@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import digits
-from .codec import CHANNELS, FRAMES, PIXELS, Codec
+from .codec import CHANNELS, Codec
 
 FRAME_RATE = 25  # what LTXPipeline assumes; only sets the scale of the time positions
 TEXT_LENGTH = 128  # LTXPipeline pads every prompt to this length

@@ -89,12 +89,16 @@ class Attachment:
                 raise PolicyError(unused(request, self.ledger))
 
     def _unused(self) -> list[Request]:
-        asked = [r for r in self.policy.requests if r.kind in ("override", "global")]
+        first: dict[Any, Request] = {}  # where the same is said of a target twice, the first counts
+        for r in self.policy.requests:
+            if r.kind in ("override", "global") and r.mode != "forbid":
+                first.setdefault((r.kind, r.target), r)
+        asked = list(first.values())
         found = self.ledger.unused(asked) if self.ledger.tallies else []
         if any(
             map(compiled, self.parts.values())
         ):  # a graph that an earlier attachment has traced decides nothing anew
-            found = [r for r in found if r not in LEDGER.answered]
+            found = [r for r in found if r not in LEDGER.traced]
         return found
 
     def __enter__(self) -> Attachment:

@@ -10,6 +10,7 @@ import inspect
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..context import position
@@ -87,6 +88,8 @@ def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
     parameters = list(inspect.signature(cls.forward).parameters)[1:]
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a graph serves every step, so it can know none
+            return super(ours, self).__call__(*args, **kwargs)  # type: ignore[misc]
         model = getattr(self, "_orig_mod", self)  # torch.compile's wrapper
         given = {**dict(zip(parameters, args)), **kwargs}
         grid = grids.find(type(model).__name__, given, getattr(model, "config", {}))

@@ -91,7 +91,8 @@ def generate(
     words = {key: arguments.pop(key) for key in choices.KEYS if key in arguments}
     words = {key: value for key, value in words.items() if value is not None and value != ()}
     override = attention_backend_override
-    _combined(runtime, words, override, compile, cuda_graph, {"config": config, "plan": plan}, said)
+    others = {"attention_backend_override": override, "config": config, "plan": plan}
+    _combined(runtime, words, others, "compile" if compile else "cuda_graph" if cuda_graph else "", said)
     planned = None if plan is None else read_plan(plan)
     if planned is not None:
         words = {**planned.policy.get("words", {}), **words}
@@ -139,22 +140,20 @@ def generate(
 # ---- before anything is loaded
 
 
-def _combined(
-    runtime: str, words: dict[str, Any], override: str | None, compile: bool, graph: bool, files: dict[str, Any], said: Any
-) -> None:
+def _combined(runtime: str, words: dict[str, Any], others: dict[str, Any], graphs: str, said: Any) -> None:
     """Refuse what cannot be asked for together."""
     if runtime not in RUNTIMES:
         raise PolicyError(f"{said('runtime', runtime)}: {unknown('runtime', runtime, RUNTIMES)}")
-    if override is not None and (compile or graph):
-        switch = said("compile", True) if compile else said("cuda_graph", True)
+    override = others["attention_backend_override"]
+    if override is not None and graphs:
         raise PolicyError(
-            f"{switch} and {said('attention_backend_override', override)} exclude each other: a compiled or captured "
+            f"{said(graphs, True)} and {said('attention_backend_override', override)} exclude each other: a compiled or captured "
             "graph keeps the kernel that it has seen; drop one of them"
         )
     if runtime == "hal":
         return
     hals = {k: x for k, x in words.items() if k != "attention_backend"}
-    hals |= {k: x for k, x in {"attention_backend_override": override, **files}.items() if x is not None}
+    hals |= {k: x for k, x in others.items() if x is not None}
     for key, value in hals.items():
         text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         raise PolicyError(
@@ -164,12 +163,12 @@ def _combined(
 
 
 def _makes_videos(cls: type) -> bool:
-    return "num_frames" in inspect.signature(cls.__call__).parameters  # type: ignore[operator]
+    return "num_frames" in inspect.signature(cls.__call__).parameters
 
 
 def _check(cls: type, call: dict[str, Any], path: Path) -> None:
     """Refuse arguments that the pipeline does not take, before its weights are read."""
-    parameters = inspect.signature(cls.__call__).parameters  # type: ignore[operator]
+    parameters = inspect.signature(cls.__call__).parameters
     if strange := sorted(set(call) - set(parameters)):
         raise AttachError(f"{cls.__name__} takes no {', '.join(strange)}{did_you_mean(strange[0], parameters)}")
     if path.suffix.lower() == ".mp4" and not _makes_videos(cls):
@@ -203,7 +202,9 @@ def _attention(
                 catalog.per_request(override)
             except PolicyError as e:
                 own = f"attention_backend_override={override!r}: "
-                raise PolicyError(f"{said('attention_backend_override', override)}: {str(e).removeprefix(own)}") from None
+                raise PolicyError(
+                    f"{said('attention_backend_override', override)}: {str(e).removeprefix(own)}"
+                ) from None
         return lambda pipeline: _by_hal(pipeline, policy, override, plan, said)
     name = words.get("attention_backend")
     if name is None:
@@ -222,9 +223,7 @@ def _as_it_is(pipeline: Any) -> Iterator[tuple[Passed, ...]]:
 
 
 @contextmanager
-def _by_hal(
-    pipeline: Any, policy: Policy, override: str | None, plan: Plan | None, said: Any
-) -> Iterator[Attachment]:
+def _by_hal(pipeline: Any, policy: Policy, override: str | None, plan: Plan | None, said: Any) -> Iterator[Attachment]:
     around = nullcontext() if plan is None else changed(plan=plan, policy=replace(current.get().policy, by_layer=True))
     with around, attach(pipeline, policy=policy) as attachment:
         _check_served(attachment)
@@ -289,7 +288,9 @@ def _told(e: Exception, cls: type, ran: Any, compiled: tuple[str, ...], said: An
         cause = cause.__cause__ or cause.__context__
     line = passthrough.line(e)
     if compiled and isinstance(e, torch._dynamo.exc.TorchDynamoException):
-        return AttachError(f"torch.compile of {', '.join(compiled)} failed: {line}; run it without {said('compile', True)}")
+        return AttachError(
+            f"torch.compile of {', '.join(compiled)} failed: {line}; run it without {said('compile', True)}"
+        )
     if not isinstance(ran, Attachment) and ran:
         return PolicyError(f"{ran[0].source}: diffusers' backend {ran[0].backend!r} failed: {line}")
     if isinstance(e, (TypeError, ValueError)):

@@ -50,7 +50,7 @@ def lock(
         log.hooks(decision=seen.append),
         attach(pipeline) as attached,
     ):
-        pipeline(prompt=prompt, output_type="latent", **call)
+        pipeline(prompt=prompt, **call)
     cards = models.policy(models.of(pipeline, attached.parts, catalog), catalog)
     target = machine or detect.real_machine(detect.real_platform().name)
     entries: dict[Any, Entry] = {}

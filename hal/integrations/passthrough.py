@@ -54,7 +54,7 @@ def passed(pipeline: Any, backend: str, source: str) -> Iterator[tuple[Passed, .
     Afterwards, and after an error, the processors and diffusers' process-wide active backend are what they were.
     Raises PolicyError before anything is set, where a denoiser does not go by it, and where diffusers refuses.
     """
-    parts = {
+    parts: dict[str, Any] = {
         name: part
         for name, part in pipeline.components.items()
         if isinstance(part, nn.Module) and DENOISER.fullmatch(name)
@@ -81,7 +81,8 @@ def _registry() -> Any:
 
 def _consumed(name: str, part: nn.Module, backend: str, source: str) -> Passed:
     sites, unreached = find(part)
-    modules = [part.get_submodule(site.name) for site in (*sites, *unreached)]
+    names = [*(s.name for s in sites), *(u.name for u in unreached)]
+    modules = [part.get_submodule(n) for n in names]
     taking = [m for m in modules if DISPATCH in _names(m)]
     if taking and hasattr(part, "set_attention_backend"):
         return Passed(name, backend, source, len(taking), len(modules))

@@ -132,7 +132,7 @@ def _run(
     }
     _here.stack.append(None)
     try:
-        if torch.compiler.is_compiling() and context.local.generation >= 0:  # read, so that a new policy traces again
+        if torch.compiler.is_compiling() and context.local.generation is not None:  # read, so that a new policy traces again
             from ..compiled import placed
 
             given = {name: value for name, value in arguments.items() if value is not None}

@@ -74,12 +74,14 @@ class LocalAttention(nn.Module):
         self.place = Place(here.policy, site)
         self.attached: Place | None = None  # set by hal.attach
         self.decision: Decision | None = None  # what was chosen at construction; None: deferred
-        call = self.call(dtype or torch.get_default_dtype())
+        self.dtype = dtype or torch.get_default_dtype()
+        self.device_type = torch.device(device).type if device is not None else detect.real_platform().device_type
+        call = self.call(self.dtype)
         if deferred:
             for ledger in here.ledgers[1:]:
                 ledger.deferred.add(site.component)
         else:
-            self._choose(call, torch.device(device).type if device is not None else None)
+            self._choose(call)
         _layers.add(self)
 
     def call(self, dtype: torch.dtype) -> Call:
@@ -91,10 +93,10 @@ class LocalAttention(nn.Module):
             role=self.role, **open_ended,
         ).checked()  # fmt: skip
 
-    def _choose(self, call: Call, device_type: str | None) -> None:
+    def _choose(self, call: Call) -> None:
         token = current.set(self.place.within(current.get()))
         try:
-            decision = decide(call, device_type or detect.real_platform().device_type, None)
+            decision = decide(call, self.device_type, None)
             if decision.request is not None:  # automatic choice waits for what is still open
                 if decision.chosen is None:
                     raise NoKernelError(decision.error or "", decision)
@@ -102,6 +104,10 @@ class LocalAttention(nn.Module):
             tally(decision)
         finally:
             current.reset(token)
+
+    def __setstate__(self, state: Any) -> None:  # a copy is a layer too
+        super().__setstate__(state)
+        _layers.add(self)
 
     @property
     def backend(self) -> str | None:
@@ -123,7 +129,7 @@ class LocalAttention(nn.Module):
             "attn_mask": attn_mask, "is_causal": self.causal, "scale": self.scale, "dropout_p": dropout_p,
             "enable_gqa": self.kv_heads != self.heads, "return_lse": return_lse, "role": self.role,
         }  # fmt: skip
-        if torch.compiler.is_compiling() and local.generation >= 0:  # read, so that a new policy traces again
+        if torch.compiler.is_compiling() and local.generation is not None:  # read, so that a new policy traces again
             from ..compiled import placed
 
             given = {name: value for name, value in arguments.items() if value is not None}

@@ -13,7 +13,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 import hal
-from hal.errors import AttachError, HalError
+from hal.errors import AttachError, HalError, NoKernelError, PolicyError
 from hal.integrations import generation, media
 from hal.integrations.generation import generate
 from hal.testing import tiny
@@ -168,7 +168,7 @@ def test_a_missing_writer_names_its_package(monkeypatch, tmp_path, missing, out)
         ({"num_frames": 9}, "takes no num_frames"),
         ({"height": 9}, "refused the call: .*divisible"),
         ({"out": "cat.mp4"}, "makes pictures, not videos"),
-        ({"backend": "fa9"}, "unknown attention backend 'fa9'"),
+        ({"attention_backend": "fa9"}, "unknown attention backend 'fa9'"),
         ({"dtype": "bf61"}, "'bf61' is no dtype"),
         ({"device": "abacus"}, "cannot be moved to the device 'abacus'"),
     ],
@@ -183,7 +183,7 @@ def test_arguments_that_do_not_fit(folders, tmp_path, more, said):
 
 def test_arguments_are_checked_before_the_weights_are_read(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "load", lambda *_: pytest.fail("it read the weights"))
-    for more in ({"heigth": 8}, {"backend": "fa9"}, {"out": tmp_path / "cat.mp4"}):
+    for more in ({"heigth": 8}, {"attention_backend": "fa9"}, {"out": tmp_path / "cat.mp4"}):
         with pytest.raises(HalError):
             generate(folders / "pixart", "a cat", **{"out": tmp_path / "cat.png", **more})
 
@@ -223,3 +223,146 @@ def test_an_interrupted_run_leaves_nothing(folders, tmp_path):
 )
 def test_a_contact_sheet_is_as_square_as_it_goes(count, size, sheet):
     assert media.sheet([Image.new("RGB", size)] * count).size == sheet
+
+
+# ---- what is chosen
+
+
+def test_the_override_is_prepared_before_anything_runs_and_shows_in_the_receipts(folders, tmp_path):
+    more = {"attention_backend": "torch_sdpa", "attention_backend_override": "torch_sdpa"}
+    done = generate(folders / "ltx", "a cat", out=tmp_path / "cat.gif", **{**call("ltx"), **more})
+    sources = {(r.component, r.source.partition("=")[0]) for r in done.receipts}
+    assert sources == {("text_encoder", "attention_backend"), ("transformer", "attention_backend_override")}
+    with pytest.raises(PolicyError, match="attention_backend_override='fa' is rejected, nothing was switched: .*cpu"):
+        generate(
+            folders / "ltx", "a cat", out=tmp_path / "no.gif", **{**call("ltx"), "attention_backend_override": "fa"}
+        )
+    assert not (tmp_path / "no.gif").exists()
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ({"attention_backend": "fa"}, "asked for by attention_backend='fa', cannot serve transformer.self on cpu"),
+        ({"component_attention_backends": {"vae": "fa"}}, "cannot serve vae.self on cpu"),
+        ({"kernel": "sdpa.flash"}, "cpu has no row for this kernel"),
+        ({"forbid": "vae=torch_sdpa"}, "no attention kernel can serve vae.self"),
+    ],
+    ids=str,
+)
+def test_what_this_machine_cannot_serve_is_refused_before_the_pipeline_runs(folders, tmp_path, words, said):
+    steps = []
+    with pytest.raises(NoKernelError, match=said):
+        generate(
+            folders / "pixart",
+            "a cat",
+            out=tmp_path / "cat.png",
+            progress=lambda *n: steps.append(n),
+            **{**call("pixart"), **words},
+        )
+    assert not steps and not hal.receipts() and not list(tmp_path.iterdir())
+
+
+def test_a_compiled_denoiser_gives_the_same_picture(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "COMPILE", {"backend": "eager"})
+    plain = generate(folders / "pixart", "a cat", out=tmp_path / "plain.png", **call("pixart"))
+    own = {"compile": True, "waive": "memory.math"}  # places of its own: no earlier attachment has equal ones
+    done = generate(folders / "pixart", "a cat", out=tmp_path / "cat.png", **{**call("pixart"), **own})
+    assert done.compiled == ("transformer",) and plain.compiled == ()
+    assert done.out.read_bytes() == plain.out.read_bytes()
+    traced = sum(r.runs for r in done.receipts if r.component == "transformer")
+    assert traced > 0 and traced % 4 == 0, "each trace meets the four layers"
+
+
+def test_what_goes_wrong_while_compiling_is_told_by_its_cause():
+    refused = NoKernelError("fa cannot serve")
+    wrapped = torch._dynamo.exc.Unsupported("graph break")
+    wrapped.__cause__ = refused
+    assert generation._told(wrapped, object, (), ("transformer",), generation._as_argument) is refused
+    alone = torch._dynamo.exc.Unsupported("no C++ compiler")
+    told = str(generation._told(alone, object, (), ("transformer",), generation._as_argument))
+    assert "torch.compile of transformer failed: Unsupported: no C++ compiler" in told and "run it without" in told
+    other = KeyError("x")
+    assert generation._told(other, object, (), (), generation._as_argument) is other
+
+
+def test_captured_outputs_are_copies(monkeypatch):
+    """One compiled call must not write over what an earlier one returned, as replayed graphs do."""
+
+    class Part(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1,)
+
+    part, memory = Part(), torch.zeros(2)
+
+    def replayed(self):
+        self._compiled_call_impl = lambda x: (memory.copy_(x + 1),)
+
+    monkeypatch.setattr(Part, "compile", lambda self, **options: replayed(self))
+    pipeline = type("P", (), {"components": {"transformer": part}})()
+    assert generation._compiled(pipeline, graphs=True) == ("transformer",)
+    first, second = part(torch.ones(2))[0], part(torch.full((2,), 5.0))[0]
+    assert first.tolist() == [2, 2] and second.tolist() == [6, 6]
+
+
+# ---- names
+
+
+def test_a_generated_name_is_the_prompts_and_never_taken_twice(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = {**call("pixart"), "steps": 1, "seed": 7}
+    names = [generate(folders / "pixart", "A cat, on a (sunny) beach!", **arguments).out for _ in range(2)]
+    assert [str(n) for n in names] == ["outputs/a-cat-on-a-sunny-beach-7.png", "outputs/a-cat-on-a-sunny-beach-7-2.png"]
+    assert sorted(p.name for p in (tmp_path / "outputs").iterdir()) == sorted(n.name for n in names)
+
+
+@pytest.mark.parametrize(
+    "prompt, name",
+    [("", "output-0.png"), ("../../x", "x-0.png"), ("Кот", "кот-0.png"), ("a" * 99, "a" * 48 + "-0.png")],
+)
+def test_any_prompt_makes_a_name(tmp_path, monkeypatch, prompt, name):
+    monkeypatch.chdir(tmp_path)
+    assert str(media.generated(prompt, 0, "png")) == f"outputs/{name}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_under_a_generated_name_leaves_no_file(monkeypatch, tmp_path):
+    taken = tmp_path / "cat-0.png"
+    taken.write_bytes(b"old")
+    monkeypatch.setattr(media, "_save", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(AttachError, match="full"):
+        media.save([Image.new("RGB", (4, 4))], taken, new=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["cat-0.png"] and taken.read_bytes() == b"old"
+
+
+# ---- variants
+
+
+def test_a_variant_is_that_of_the_weights_or_a_folder_inside(folders, tmp_path):
+    both = tmp_path / "model"
+    DiffusionPipeline.from_pretrained(folders / "pixart").save_pretrained(both, variant="fp16")
+    shutil.copytree(folders / "ltx", both / "video")
+    done = generate(both, "a cat", out=tmp_path / "cat.png", **{**call("pixart"), "steps": 1}, model_variant="fp16")
+    assert done.frames == 1
+    done = generate(both, "a cat", out=tmp_path / "cat.gif", **{**call("ltx"), "steps": 1}, model_variant="video")
+    assert done.frames == 9
+    with pytest.raises(
+        AttachError, match=r"model_variant='vide'.*did you mean 'video'.*weights: fp16; pipelines: video"
+    ):
+        generate(both, "a cat", out=tmp_path / "no.png", model_variant="vide")
+    with pytest.raises(AttachError, match="it has no variant at all"):
+        generate(folders / "ltx", "a cat", out=tmp_path / "no.png", model_variant="../pixart")
+
+
+def test_the_variant_of_a_weight_file():
+    from hal.integrations import loading
+
+    class Folder:
+        files = ("a.safetensors", "a.fp16.safetensors", "m.bf16-00001-of-00002.safetensors", "m.safetensors.index.json")
+
+        def glob(self, _):
+            from pathlib import Path
+
+            return map(Path, (*self.files, "w-00001-of-00002.int8.bin", "config.v1.json"))
+
+    assert loading._weights(Folder()) == ["bf16", "fp16", "int8"]

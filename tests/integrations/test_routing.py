@@ -23,7 +23,7 @@ def test_hal_knows_component_layer_and_role_of_every_call(monkeypatch):
     seen = []
 
     def spy(q, k, v, **arguments):
-        seen.append((context.current.get().component, context.where().layer, arguments["role"]))
+        seen.append((context.current.get().site.component, context.where().layer, arguments["role"]))
         return hal.attention(q, k, v, **arguments)
 
     monkeypatch.setattr(routing, "attention", spy)
@@ -38,7 +38,7 @@ def test_hal_knows_component_layer_and_role_of_every_call(monkeypatch):
     ]
     assert [s for s in seen if s[0] == "transformer"] == block
     assert [s for s in seen if s[0] == "vae"] == [("vae", 1, "self")]  # layer 0 is the encoder's
-    assert context.current.get().component == "" and context.where().layer is None
+    assert context.current.get().site.component == "" and context.where().layer is None
 
 
 def test_joint_attention_is_self_attention():

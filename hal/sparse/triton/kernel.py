@@ -4,10 +4,26 @@ Plain pointers only: what Triton's interpreter can run and every target can comp
 this module is imported.
 """
 
+# mypy: disable-error-code=no-untyped-def
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def _rows(at, some, is_d, RAGGED: tl.constexpr, PADDED: tl.constexpr):  # no mask where none is needed
+    if RAGGED:
+        if PADDED:
+            x = tl.load(at, mask=some & is_d[None, :], other=0.0)
+        else:
+            x = tl.load(at, mask=some, other=0.0)
+    elif PADDED:
+        x = tl.load(at, mask=is_d[None, :], other=0.0)
+    else:
+        x = tl.load(at)
+    return x
 
 
 @triton.jit
@@ -25,7 +41,7 @@ def forward(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,  # the mask's blocks
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,  # what one step works on; a block is one or more tiles
     RAGGED: tl.constexpr,  # a tile may hold slots that are no keys (Valid is read)
-    BIAS: tl.constexpr,
+    BIAS: tl.constexpr,  # only with RAGGED
     UPCAST: tl.constexpr,  # the interpreter computes bfloat16 products wrongly
 ):  # fmt: skip
     LOG2E: tl.constexpr = 1.4426950408889634
@@ -40,19 +56,22 @@ def forward(
 
     slots_q = (tile % TILES_Q) * TILE_Q + tl.arange(0, TILE_Q)
     rows = block_q * BLOCK_Q + slots_q
-    is_row = (slots_q < BLOCK_Q) & (rows < q_len)
     d = tl.arange(0, D)
     is_d = d < HEAD_DIM
-    rows_long = rows.to(tl.int64)
-    q_at = Q + batch * stride_qb + head.to(tl.int64) * stride_qh + rows_long[:, None] * stride_qs + d[None, :]
-    q = tl.load(q_at, mask=is_row[:, None] & is_d[None, :], other=0.0)
+    # A row that is not this block's is computed and not stored: a mask kept through the loop costs registers.
+    read = tl.minimum(rows, q_len - 1).to(tl.int64)
+    q_at = Q + batch * stride_qb + head.to(tl.int64) * stride_qh + read[:, None] * stride_qs + d[None, :]
+    if HEAD_DIM < D:
+        q = tl.load(q_at, mask=is_d[None, :], other=0.0)
+    else:
+        q = tl.load(q_at)
     if UPCAST:
         q = q.to(tl.float32)
 
     cols = tl.arange(0, TILE_K)
-    k_tile = K + batch * stride_kb + kv_head * stride_kh + (cols[:, None] * stride_ks + d[None, :])
-    v_tile = V + batch * stride_vb + kv_head * stride_vh + (cols[:, None] * stride_vs + d[None, :])
-    index = Index + batch * stride_ib + head.to(tl.int64) * stride_ih + block_q.to(tl.int64) * stride_iq
+    K += batch * stride_kb + kv_head * stride_kh
+    V += batch * stride_vb + kv_head * stride_vh
+    Index += batch * stride_ib + head.to(tl.int64) * stride_ih + block_q.to(tl.int64) * stride_iq
     count = tl.load(Counts + batch * stride_cb + head.to(tl.int64) * stride_ch + block_q.to(tl.int64) * stride_cq)
     if RAGGED:
         Valid += batch * stride_validb
@@ -63,31 +82,29 @@ def forward(
     total = tl.zeros((TILE_Q,), tl.float32)
     acc = tl.zeros((TILE_Q, D), tl.float32)
     for step in range(0, count * TILES_K):  # one flat loop: the compiler overlaps its loads across blocks too
-        block = tl.load(index + step // TILES_K)
+        block = tl.load(Index + step // TILES_K)
         slot = (step % TILES_K) * TILE_K
         start = block.to(tl.int64) * BLOCK_K + slot
-        k_at = k_tile + start * stride_ks
-        v_at = v_tile + start * stride_vs
         if RAGGED:
-            is_key = cols < tl.load(Valid + block) - slot
-            k = tl.load(k_at, mask=is_key[:, None] & is_d[None, :], other=0.0)
-        elif HEAD_DIM < D:
-            k = tl.load(k_at, mask=is_d[None, :], other=0.0)
+            # A slot that is no key may hold anything, or not exist; the last key is read in its place, and scored -inf.
+            keys = tl.load(Valid + block) - slot
+            at = tl.minimum(cols, keys - 1)
+            some = keys > 0
         else:
-            k = tl.load(k_at)
+            at = cols
+            some = True
+        k_at = K + start * stride_ks + (at[:, None] * stride_ks + d[None, :])
+        v_at = V + start * stride_vs + (at[:, None] * stride_vs + d[None, :])
+        k = _rows(k_at, some, is_d, RAGGED, HEAD_DIM < D)
         if UPCAST:
             k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         if BIAS:
-            if RAGGED:
-                bias = tl.load(Bias + start + cols, mask=is_key, other=0.0)
-            else:
-                bias = tl.load(Bias + start + cols)
-            scores += (bias.to(tl.float32) * LOG2E)[None, :]
+            scores += (tl.load(Bias + start + at, mask=some, other=0.0).to(tl.float32) * LOG2E)[None, :]
         if RAGGED:
-            scores = tl.where(is_key[None, :], scores, -float("inf"))
+            scores = tl.where(cols[None, :] < keys, scores, -float("inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        if RAGGED or BIAS:  # a row without a key so far: -inf - -inf is no number
+        if RAGGED:  # a row without a key so far: -inf - -inf is no number
             base = tl.where(new_top == -float("inf"), 0.0, new_top)
         else:
             base = new_top
@@ -95,12 +112,7 @@ def forward(
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
-        if RAGGED:  # what stands in a slot that is no key may be anything, and 0 * nan is nan
-            v = tl.load(v_at, mask=is_key[:, None] & is_d[None, :], other=0.0)
-        elif HEAD_DIM < D:
-            v = tl.load(v_at, mask=is_d[None, :], other=0.0)
-        else:
-            v = tl.load(v_at)
+        v = _rows(v_at, some, is_d, RAGGED, HEAD_DIM < D)
         if UPCAST:
             v = v.to(tl.float32)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
@@ -108,6 +120,8 @@ def forward(
 
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
+    is_row = (slots_q < BLOCK_Q) & (rows < q_len)
+    rows_long = rows.to(tl.int64)
     out_at = Out + batch * stride_ob + head.to(tl.int64) * stride_oh + rows_long[:, None] * stride_os + d[None, :]
     tl.store(out_at, (acc / total[:, None]).to(Out.dtype.element_ty), mask=is_row[:, None] & is_d[None, :])
     lse = tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN2)

@@ -1,0 +1,198 @@
+"""Train the demo model: ``python -m hal.demo.train --run DIR [--hours H]``.
+
+Flow matching (the model predicts noise - data) over moving digits.  Every step draws its clips, noise and timesteps
+from (seed, step) alone, so a run that is stopped and started again makes the same steps.  The checkpoint holds the
+weights, their running average, the optimiser and the time spent; it is written every few minutes and on SIGTERM.
+The text encoder keeps its first random weights: its words are far apart as they are, and what the transformer needs of
+them its own caption projection learns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+
+from . import recipe
+from .batches import Batch, Load, make_batch
+from .codec import Codec
+
+SEED = 0
+DROP_PROMPT = 0.1  # share of empty captions, for guidance
+LEARNING_RATE = 2e-3
+WARM_UP = 30  # steps
+
+
+@dataclass(frozen=True)
+class Phase:
+    name: str
+    steps: int
+    loads: tuple[Load, ...]
+    lr: tuple[float, float] = (1.0, 1.0)  # multiplier of the learning rate, from the first step to the last
+
+
+PLAN = (Phase("one digit", 1500, (Load(20, (1, 5, 5)),)),)
+
+
+def phase_of(step: int, plan: tuple[Phase, ...] = PLAN) -> tuple[Phase, float] | None:
+    """The phase of a step and how much of it is behind, 0 to 1; None after the last phase."""
+    for phase in plan:
+        if step < phase.steps:
+            return phase, step / phase.steps
+        step -= phase.steps
+    return None
+
+
+class Trainer:
+    def __init__(self, codec: Codec) -> None:
+        torch.manual_seed(SEED)
+        self.codec = codec
+        self.tokenizer = recipe.build_tokenizer()
+        self.text_encoder = recipe.build_text_encoder().requires_grad_(False)
+        self.transformer = recipe.build_transformer().train()
+        self.model = torch.nn.ModuleDict({"text_encoder": self.text_encoder, "transformer": self.transformer})
+        self.optimizer = torch.optim.AdamW(
+            self.transformer.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
+        )
+        self.ema = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        self.step, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
+        self._embedded: dict[str, torch.Tensor] = {}
+
+    def embed(self, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings (n, words, width) and mask (n, words), the ones that LTXPipeline computes, less the padding."""
+        for caption in sorted(set(captions) - self._embedded.keys()):
+            text = self.tokenizer([caption], padding="max_length", max_length=recipe.TEXT_LENGTH, return_tensors="pt")
+            with torch.no_grad():
+                words = self.text_encoder(text.input_ids)[0][0, : int(text.attention_mask.sum())]
+            self._embedded[caption] = words
+        embedded = [self._embedded[c] for c in captions]
+        lengths = torch.tensor([len(e) for e in embedded])
+        padded = torch.nn.utils.rnn.pad_sequence(embedded, batch_first=True)
+        return padded, (torch.arange(padded.size(1)) < lengths[:, None]).long()
+
+    def loss(self, batch: Batch, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The mean loss, the loss of every clip and the noise level of every clip."""
+        n, tokens, _ = batch.latents.shape
+        dropped = (torch.rand(n, generator=rng) < DROP_PROMPT).tolist()
+        embeds, mask = self.embed(["" if drop else c for c, drop in zip(batch.captions, dropped, strict=True)])
+        shift = max(2.2, 2.0 * (tokens / 256) ** 0.25)  # digits form at high noise; large grids, higher still
+        sigma = torch.sigmoid(torch.randn(n, generator=rng))
+        flat = torch.rand(n, generator=rng)
+        sigma = torch.where(torch.rand(n, generator=rng) < 0.1, flat, sigma)
+        sigma = shift * sigma / (1 + (shift - 1) * sigma)
+        noise = torch.randn(batch.latents.shape, generator=rng)
+        predicted = self.transformer(
+            hidden_states=torch.lerp(batch.latents, noise, sigma[:, None, None]),
+            encoder_hidden_states=embeds,
+            timestep=sigma * 1000,
+            encoder_attention_mask=mask,
+            video_coords=batch.coords,
+            return_dict=False,
+        )[0]
+        each = (predicted - (noise - batch.latents)).square().mean((1, 2))
+        return each.mean(), each.detach(), sigma
+
+    def train_step(self, phase: Phase, progress: float) -> dict[str, Any]:
+        rng = np.random.default_rng([SEED, self.step])
+        shares = np.array([load.share for load in phase.loads])
+        batch = make_batch(phase.loads[rng.choice(len(shares), p=shares / shares.sum())], self.codec, rng)
+        loss, _, _ = self.loss(batch, torch.Generator().manual_seed(SEED * 1_000_003 + self.step))
+        self.transformer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.transformer.parameters(), 1.0)
+        factor = (phase.lr[0] + (phase.lr[1] - phase.lr[0]) * progress) * min(1.0, (self.step + 1) / WARM_UP)
+        self.optimizer.param_groups[0]["lr"] = LEARNING_RATE * factor
+        self.optimizer.step()
+        self.step += 1
+        decay = min(0.995, (1 + self.step) / (10 + self.step))
+        state = self.model.state_dict()
+        torch._foreach_lerp_(list(self.ema.values()), [state[k] for k in self.ema], 1 - decay)
+        return {"loss": round(float(loss.detach()), 5), "norm": round(float(norm), 4), "tokens": batch.latents.shape[1]}
+
+    def save(self, path: Path) -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "ema": self.ema,
+            "optimizer": self.optimizer.state_dict(),
+            "codec": self.codec.state(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+        }
+        part = path.with_suffix(".part")
+        torch.save(state, part)
+        os.replace(part, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Trainer:
+        state = torch.load(path, weights_only=True)
+        trainer = cls(Codec.of(state["codec"]))
+        trainer.model.load_state_dict(state["model"])
+        trainer.ema = state["ema"]
+        trainer.optimizer.load_state_dict(state["optimizer"])
+        trainer.step, trainer.seconds = state["step"], state["seconds"]
+        trainer.cpu_seconds = state["cpu_seconds"]
+        return trainer
+
+
+def train(run: Path, hours: float, save_every: float, plan: tuple[Phase, ...] = PLAN) -> Trainer:
+    """Go on with the run in the folder `run`, or begin it, until the plan, the hours or a SIGTERM ends it."""
+    run.mkdir(parents=True, exist_ok=True)
+    checkpoint = run / "checkpoint.pt"
+    trainer = Trainer.load(checkpoint) if checkpoint.exists() else Trainer(Codec.fit())
+    stop: list[int] = []
+    before = {name: signal.signal(name, lambda *_: stop.append(1)) for name in (signal.SIGTERM, signal.SIGINT)}
+    click.echo(f"from step {trainer.step}, {trainer.seconds / 3600:.2f} h spent")
+    saved = told = time.monotonic()
+    try:
+        with (run / "log.jsonl").open("a", buffering=1) as log:
+            while (now := phase_of(trainer.step, plan)) and not stop and trainer.seconds < hours * 3600:
+                began, cpu = time.monotonic(), time.process_time()
+                entry = trainer.train_step(*now)
+                took, cpu = time.monotonic() - began, time.process_time() - cpu
+                trainer.seconds += took
+                trainer.cpu_seconds += cpu
+                spent = {"step": trainer.step, "s": round(took, 3), "cpu": round(cpu, 3)}
+                log.write(json.dumps({**spent, "phase": now[0].name, **entry}) + "\n")
+                if time.monotonic() - told > 10:
+                    told = time.monotonic()
+                    click.echo(
+                        f"step {trainer.step}  {now[0].name} {now[1]:.0%}  loss {entry['loss']:.3f}  {took:.2f} s a step"
+                    )
+                if time.monotonic() - saved > save_every:
+                    trainer.save(checkpoint)
+                    saved = time.monotonic()
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    trainer.save(checkpoint)
+    click.echo(
+        f"at step {trainer.step}, {trainer.seconds / 3600:.2f} h and {trainer.cpu_seconds:.0f} CPU seconds spent"
+    )
+    return trainer
+
+
+@click.command()
+@click.option("--run", type=click.Path(path_type=Path), required=True, help="The folder of the run; it is resumed.")
+@click.option(
+    "--hours", type=float, default=8.0, show_default=True, help="Stop after this many hours, all starts counted."
+)
+@click.option("--threads", type=int, default=2, show_default=True)
+@click.option("--save-every", type=float, default=240, show_default=True, help="Seconds between checkpoints.")
+def main(run: Path, hours: float, threads: int, save_every: float) -> None:
+    """Train the demo model, or go on training it."""
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    train(run, hours, save_every)
+
+
+if __name__ == "__main__":
+    main()
