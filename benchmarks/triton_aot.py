@@ -37,7 +37,8 @@ races, alignment faults, or what a GPU rounds (bfloat16 most of all). Nothing wa
 these figures, not by speed. A launch with strides that are no multiples of 16 elements, or a head_dim other than 64 and 128
 (padded to a power of two), compiles to something else than what is shown.
 
-The assemblers are those in the Triton wheel: `ptxas` {ptxas} up to sm90, `ptxas-blackwell` {blackwell} from sm100 on, LLVM for AMD.
+The assemblers are those in the Triton wheel, and it has one for every architecture here: `ptxas` {ptxas} up to sm90,
+`ptxas-blackwell` {blackwell} from sm100 on, LLVM for AMD.
 A program works on a tile of queries x keys. Three forms are compiled: *full* (every slot of every block is a key), *ragged*
 (the valid keys of each block are read) and *bias* (ragged, with an additive bias per key).
 
@@ -48,7 +49,7 @@ A program works on a tile of queries x keys. Three forms are compiled: *full* (e
 
 def page(results: Sequence[Compiled]) -> str:
     versions = {"ptxas": triton.knobs.nvidia.ptxas.version, "blackwell": triton.knobs.nvidia.ptxas_blackwell.version}
-    head = HEAD.format(version=triton.__version__, count=len(results), **versions)
+    head = HEAD.format(version=".".join(triton.__version__.split(".")[:2]), count=len(results), **versions)
     return head + "".join(row(list(forms)) + "\n" for _, forms in groupby(results, lambda r: r.case[:4]))
 
 

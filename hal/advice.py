@@ -26,7 +26,7 @@ def advice(d: Examination, chosen: Candidate | None, request: Request | None) ->
             out.append(f"{change} would allow {c}")
     if request and not chosen and request.backend:
         fallback = d.catalog.backends[request.backend].fallback
-        if fallback in d.catalog.backends and any(c.verdict is not False for c in d.examined(fallback)):
+        if fallback and fallback in d.catalog.backends and any(c.verdict is not False for c in d.examined(fallback)):
             out.append(f"{request.backend} declares {fallback} as its fallback; ask for {fallback} to use it")
     return tuple(dict.fromkeys(out))
 

@@ -68,16 +68,19 @@ _interned[NOTHING.policy, NOTHING.machine, NOTHING.site, NOTHING.plan, NOTHING.l
 
 
 _generation: ContextVar[str] = ContextVar("hal_generation")
+_by_layer: ContextVar[bool] = ContextVar("hal_by_layer")
 
 
 class _Local:
     """``generation``: a text for what surrounds compiled code (policy, machine, site, plan), which guards on it.
+    ``by_layer``: True where each layer decides for itself.
 
     Dynamo can read no ContextVar, but it takes a property made in C as it is and guards on its value.  So the getter is
     ``ContextVar.get`` itself, whose default, where nothing was said, is the object that it is called with.
     """
 
     generation = property(_generation.get)
+    by_layer = property(_by_layer.get)
 
 
 local = _Local()
@@ -86,9 +89,13 @@ _count = itertools.count(1)
 
 
 def _announced(c: Context) -> str:
-    if len(_numbers) > 1024:  # numbers are never used twice, so forgetting one only costs a trace
-        _numbers.clear()
-    return _numbers.setdefault((c.policy, c.machine, c.site, c.plan), f"generation-{next(_count)}")
+    return _numbered((c.policy, c.machine, c.site, c.plan), _numbers)
+
+
+def _numbered(what: tuple[Any, ...], known: dict[tuple[Any, ...], str]) -> str:
+    if len(known) > 4096:  # a number is never used twice, so forgetting one only costs a trace
+        known.clear()
+    return known.setdefault(what, f"hal-{next(_count)}")
 
 
 @contextmanager
@@ -96,12 +103,13 @@ def changed(**changes: Any) -> Iterator[Context]:
     """The current context with some of it changed; nests, and is undone when left."""
     before = current.get()
     c = interned(before, **changes)
-    token, number = current.set(c), _generation.set(_announced(c))
+    token, number, layered = current.set(c), _generation.set(_announced(c)), _by_layer.set(c.policy.layered)
     try:
         yield c
     finally:
         current.reset(token)
         _generation.reset(number)
+        _by_layer.reset(layered)
 
 
 def interned(base: Context, **changes: Any) -> Context:
@@ -113,16 +121,18 @@ def interned(base: Context, **changes: Any) -> Context:
 class Place:
     """Where an attention layer stands, and what is said of it there: a policy over the running one, and its site.
 
-    Compiled code knows a place by its ``key``, a text that equal places share: it can guard on nothing richer.
+    Compiled code knows a place by a text that equal places share, as it can guard on nothing richer: ``key``, and where
+    each layer decides for itself ``layer_key``.  So equal layers share their code where nobody tells them apart.
     """
 
-    __slots__ = ("key", "ledger", "made", "policy", "site")
+    __slots__ = ("__weakref__", "key", "layer_key", "ledger", "made", "policy", "site")
 
     def __init__(self, policy: Policy, site: Site, ledger: Ledger | None = None):
         self.policy, self.site, self.ledger = policy, site, ledger
         self.made: tuple[Context, Context] | None = None
-        self.key = _keys.setdefault((policy, site), f"place-{len(_keys)}")
-        _places[self.key] = self
+        self.layer_key = _numbered((policy, site), _keys)
+        self.key = self.layer_key if policy.layered else _numbered((policy, site._replace(layer=None)), _keys)
+        _places[self.key] = _places[self.layer_key] = self
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy of a layer stands where the layer does, and is counted elsewhere
         return Place, (self.policy, self.site)
@@ -141,7 +151,7 @@ class Place:
 
 
 _keys: dict[tuple[Policy, Site], str] = {}
-_places: dict[str, Place] = {}
+_places: WeakValueDictionary[str, Place] = WeakValueDictionary()
 
 
 def place(key: str) -> Place:

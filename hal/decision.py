@@ -84,8 +84,8 @@ class Decision(Examination):
 
     @property
     def answered(self) -> frozenset[Request]:
-        """Requests that this decision follows, replaces by rule, or sets aside for one that was made at the time of the call."""
-        passing = self.request is not None and self.request.kind in ("call", "force", "request")
+        """Requests that this decision follows, replaces by rule, or sets aside for a narrower one of the user's own."""
+        passing = self.request is not None and self.request.kind in ("call", "force", "request", "override")
         outcomes = ("taken", "refused", "replaced", *(("outranked",) if passing else ()))
         return frozenset(s.request for s in self.steps if s.outcome in outcomes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -85,14 +85,15 @@ class Ledger:
         """What was decided here, whether or not it ran."""
         return [r for r, _ in list(self.tallies)]
 
-    def unused(self, requests: Iterable[Request]) -> list[Request]:
-        """The requests that no layer of their target has followed, though such a layer ran."""
-        ran = {r.component for r in self.chosen()}
-        return [
-            r
-            for r in requests
-            if r.mode != "forbid" and r not in self.answered and (not r.target.component or r.target.component in ran)
-        ]
+    def unused(self, requests: Iterable[Request], attached: Collection[str] = ()) -> list[Request]:
+        """The requests that no layer of their target has followed.
+
+        A component of ``attached``, whose attention is within reach, may be one that did not run; so may one whose layers
+        defer their choice.
+        """
+        waiting = {*self.deferred, *attached} - {r.component for r in self.chosen()}
+        asked = (r for r in requests if r.mode != "forbid" and r not in self.answered)
+        return [r for r in asked if r.target.component not in waiting]
 
     def close(self) -> None:
         """The scope is over: its counts become the process's."""
@@ -106,6 +107,15 @@ _live: WeakSet[Ledger] = WeakSet()
 LEDGER = Ledger()  # of the process: whatever is in no narrower scope
 
 
+def alive(things: WeakSet[Any]) -> list[Any]:
+    """The members of a weak set, while other threads may be adding to it."""
+    while True:
+        try:
+            return list(things)
+        except RuntimeError:  # it grew
+            continue
+
+
 def _receipts(ledgers: list[Ledger]) -> list[Receipt]:
     runs: dict[Receipt, int] = {}
     for t in (t for ledger in ledgers for t in list(ledger.tallies.values())):
@@ -115,10 +125,10 @@ def _receipts(ledgers: list[Ledger]) -> list[Receipt]:
 
 def receipts() -> list[Receipt]:
     """What really ran since the last ``clear_receipts()``, most often first."""
-    return _receipts(list(_live))
+    return _receipts(alive(_live))
 
 
 def clear_receipts() -> None:
     """Count from zero again; decisions stay."""
-    for t in (t for ledger in list(_live) for t in list(ledger.tallies.values())):
+    for t in (t for ledger in alive(_live) for t in list(ledger.tallies.values())):
         t.runs = 0

@@ -264,6 +264,9 @@ def ruled(requests: Iterable[Any], site: Any, backends: Mapping[str, Any], serve
             why = f"{request.backend} is sparse and for self-attention; cross-attention takes a dense backend"
             steps.append(Step(request, "replaced", "", why))
             continue
+        if request.kind == "global" and _sparse(request.backend, backends) and not DENOISER.fullmatch(site.component):
+            steps.append(Step(request, "passed", "", f"{request.backend} is sparse and for the denoiser"))
+            continue
         fit = serve(request.backend, request.kernel)
         found, taken = fit.found, request.backend
         if found is None and request.mode == "prefer" and not fit.closed:
@@ -303,13 +306,14 @@ def _strict(r: Any, site: Any) -> bool:
 
 
 def _sparse_across(name: str, site: Any, backends: Mapping[str, Any]) -> bool:
-    b = backends.get(name)
-    return b is not None and site.role == "cross" and "sparse" in b.traits and "cross" not in b.roles
+    return site.role == "cross" and _sparse(name, backends) and "cross" not in backends[name].roles
 
 
-def _declared(
-    name: str, site: Any, backends: Mapping[str, Any], serve: Callable[[str, str], Any]
-) -> tuple[Any, str]:
+def _sparse(name: str, backends: Mapping[str, Any]) -> bool:
+    return name in backends and "sparse" in backends[name].traits
+
+
+def _declared(name: str, site: Any, backends: Mapping[str, Any], serve: Callable[[str, str], Any]) -> tuple[Any, str]:
     """What the first backend that serves along the declared fallbacks of ``name`` finds, and its name."""
     seen = [name]
     while name in backends and (name := backends[name].fallback or "") in backends and name not in seen:

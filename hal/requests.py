@@ -123,7 +123,9 @@ class _Known:
     compiled: bool
 
 
-def _prepared(catalog: Catalog, name: str, spelt: str, model: Any, source: str) -> tuple[list[Request], tuple[str, ...]]:
+def _prepared(
+    catalog: Catalog, name: str, spelt: str, model: Any, source: str
+) -> tuple[list[Request], tuple[str, ...]]:
     """The requests to put in force, after every layer has shown that it can follow them."""
     here = current.get()
     if torch.compiler.is_compiling() or detect.real_platform().capturing():
@@ -183,7 +185,11 @@ def _known(model: Any) -> list[_Known]:
             out += _attached(a)
     mine = None if model is None else set(model.modules()) if isinstance(model, torch.nn.Module) else set()
     for layer in layers():
-        if (mine is None or layer in mine) and layer.attached is None and DENOISER.fullmatch(layer.place.site.component):
+        if (
+            (mine is None or layer in mine)
+            and layer.attached is None
+            and DENOISER.fullmatch(layer.place.site.component)
+        ):
             out.append(_own(layer, compiled(layer)))
     return out
 

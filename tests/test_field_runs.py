@@ -152,7 +152,9 @@ def test_heads_and_tokens_of_equal_number_are_not_mixed_up(kernel: str) -> None:
 @pytest.fixture
 def zeros(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a backend whose output is zero."""
-    made = Kernel("zeros", lambda call: lambda q, k, v, mask, varlen: q.new_zeros(q.shape), layout="any", honours=FEATURES)
+    made = Kernel(
+        "zeros", lambda call: lambda q, k, v, mask, varlen: q.new_zeros(q.shape), layout="any", honours=FEATURES
+    )
     catalog = plugins.catalog()
     wider = Catalog(catalog.platforms, {**catalog.backends, "zeros": Backend("zeros", portable=made)}, catalog.problems)
     monkeypatch.setattr(plugins, "catalog", lambda ignore=frozenset(): wider)
@@ -230,6 +232,9 @@ def test_a_layer_and_what_runs_in_it_read_one_decision(zeros: str, monkeypatch: 
     with hal.component("transformer", backend=zeros):
         layer = hal.LocalAttention(2, 8)
     assert layer.backend == zeros and layer.decision
-    assert [(str(s.request), s.outcome) for s in layer.decision.steps] == [("zeros", "taken"), ("torch_sdpa", "outranked")]
+    assert [(str(s.request), s.outcome) for s in layer.decision.steps] == [
+        ("zeros", "taken"),
+        ("torch_sdpa", "outranked"),
+    ]
     assert not layer(*tensors(1, 6, 2, 8)).any(), "what was asked for where it was built stays with it"
     assert ran() == {("transformer", "self"): "zeros by hal.component('transformer', backend='zeros')"}

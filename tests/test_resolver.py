@@ -223,7 +223,9 @@ def test_a_sparse_fallback_is_stepped_over_in_cross_attention():
     first = Backend("first", kernels=(kernel("first.k", limits={"head_dim": {16}}),), fallback="sparse")
     sparse = Backend("sparse", kernels=(kernel("sparse.k"),), quality="lossy", traits=frozenset({"sparse"}),
                      roles=frozenset({"self"}), fallback="plain")  # fmt: skip
-    of = catalog({**SUPPORT, "first": (Row("first.k"),), "sparse": (Row("sparse.k"),)}, backends=(*BACKENDS, first, sparse))
+    of = catalog(
+        {**SUPPORT, "first": (Row("first.k"),), "sparse": (Row("sparse.k"),)}, backends=(*BACKENDS, first, sparse)
+    )
     assert decided(Request("first", "prefer"), of=of).kernel == "sparse.k"
     assert decided(Request("first", "prefer"), of=of, role="cross").kernel == "plain.k"
 
@@ -241,9 +243,13 @@ def test_a_preference_without_a_declared_fallback_is_refused_and_advised_on():
     assert d.advice == ("installing pkg_a (pip install pkg-a) would allow packed/packed.k",)
 
 
-@pytest.mark.parametrize("lacks", [{"lse": True}, {"mask": "bool"}, {"varlen": True}, {"role": "cross"}, {"dropout": 0.1}])
+@pytest.mark.parametrize(
+    "lacks", [{"lse": True}, {"mask": "bool"}, {"varlen": True}, {"role": "cross"}, {"dropout": 0.1}]
+)
 def test_no_fallback_is_taken_for_what_the_call_asks_for(lacks):
-    only = Backend("only", kernels=(kernel("only.k", honours=frozenset()),), fallback="plain", roles=frozenset({"self"}))
+    only = Backend(
+        "only", kernels=(kernel("only.k", honours=frozenset()),), fallback="plain", roles=frozenset({"self"})
+    )
     of = catalog({**SUPPORT, "only": (Row("only.k", {"a1"}),)}, backends=(*BACKENDS, only))
     assert decided(Request("only", "prefer"), of=of).kernel == "only.k"
     d = decided(Request("only", "prefer", "the user"), of=of, **lacks)

@@ -15,7 +15,7 @@ from .. import choices, detect, models, plugins
 from ..context import Place, unused
 from ..errors import AttachError, PolicyError
 from ..layers import LocalAttention
-from ..ledger import LEDGER, Ledger, Receipt
+from ..ledger import LEDGER, Ledger, Receipt, alive
 from ..policy import AUTOMATIC, Policy, Request
 from ..policy import Site as PolicySite
 from . import denoising
@@ -43,7 +43,7 @@ _attached: WeakSet[Attachment] = WeakSet()
 
 def attachments() -> list[Attachment]:
     """What is attached now, anywhere in the process."""
-    return [a for a in list(_attached) if a.attached]
+    return [a for a in alive(_attached) if a.attached]
 
 
 class Attachment:
@@ -94,7 +94,7 @@ class Attachment:
             if r.kind in ("override", "global") and r.mode != "forbid":
                 first.setdefault((r.kind, r.target), r)
         asked = list(first.values())
-        found = self.ledger.unused(asked) if self.ledger.tallies else []
+        found = self.ledger.unused(asked, self.components) if self.ledger.tallies else []
         if any(
             map(compiled, self.parts.values())
         ):  # a graph that an earlier attachment has traced decides nothing anew

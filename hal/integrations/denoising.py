@@ -89,13 +89,13 @@ def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # a graph serves every step, so it can know none
-            return super(ours, self).__call__(*args, **kwargs)  # type: ignore[misc]
+            return super(ours, self).__call__(*args, **kwargs)
         model = getattr(self, "_orig_mod", self)  # torch.compile's wrapper
         given = {**dict(zip(parameters, args)), **kwargs}
         grid = grids.find(type(model).__name__, given, getattr(model, "config", {}))
         here = steps.now()
         with position(**here, **({} if grid is None else {"grid": grid})):
-            return super(ours, self).__call__(*args, **kwargs)  # type: ignore[misc]
+            return super(ours, self).__call__(*args, **kwargs)
 
-    ours = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    ours: Any = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__})
     return ours

@@ -132,11 +132,14 @@ def _run(
     }
     _here.stack.append(None)
     try:
-        if torch.compiler.is_compiling() and context.local.generation is not None:  # read, so that a new policy traces again
+        if (
+            torch.compiler.is_compiling() and context.local.generation is not None
+        ):  # read, so that a new policy traces again
             from ..compiled import placed
 
             given = {name: value for name, value in arguments.items() if value is not None}
-            return placed(q, k, v, route.place.key, given)
+            key = route.place.layer_key if context.local.by_layer is True else route.place.key
+            return placed(q, k, v, key, given)
         around = context.current.set(route.place.within(context.current.get()))
         position = context._position.set(context.where()._replace(layer=route.layer))
         try:

@@ -14,6 +14,7 @@ from ..context import Place, current, local, tally
 from ..decision import Decision
 from ..errors import CallError, NoKernelError
 from ..facts import Call, dtype_name
+from ..ledger import alive
 from ..policy import ROLES, Site
 from ..run import attention, decide
 
@@ -133,7 +134,8 @@ class LocalAttention(nn.Module):
             from ..compiled import placed
 
             given = {name: value for name, value in arguments.items() if value is not None}
-            return placed(q, k, v, (self.attached or self.place).key, given)
+            place = self.attached or self.place
+            return placed(q, k, v, place.layer_key if local.by_layer is True else place.key, given)
         token = current.set((self.attached or self.place).within(current.get()))
         try:
             return attention(q, k, v, **arguments)
@@ -149,4 +151,4 @@ class LocalAttention(nn.Module):
 
 def layers() -> list[LocalAttention]:
     """Every such layer that lives in the process."""
-    return list(_layers)
+    return alive(_layers)

@@ -305,7 +305,9 @@ def test_an_override_for_a_role_without_layers_is_told_when_it_ends(zeros):
     pipeline = tiny.flux()
     sample("flux", pipeline)
     before = state(*parts(pipeline))
-    with pytest.raises(PolicyError, match="no attention layer of 'transformer.cross' used zeros; its layers: transformer.self"):
+    with pytest.raises(
+        PolicyError, match="no attention layer of 'transformer.cross' used zeros; its layers: transformer.self"
+    ):
         with hal.attach(pipeline, component_attention_backends={"transformer.cross": zeros}):
             sample("flux", pipeline)
     assert state(*parts(pipeline)) == before

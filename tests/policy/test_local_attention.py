@@ -86,7 +86,10 @@ def test_a_required_backend_outranks_even_force(zeros):
     with hal.force("torch_sdpa"):
         assert is_zero(layer)
     assert layer.decision.source == "the layer, for correctness: it skips the gates otherwise"
-    with pytest.raises(PolicyError, match="no attention layer of 'transformer' used torch_sdpa; its layers: transformer.self chose zeros"):
+    with pytest.raises(
+        PolicyError,
+        match="no attention layer of 'transformer' used torch_sdpa; its layers: transformer.self chose zeros",
+    ):
         with hal.component("transformer", "torch_sdpa"):
             hal.LocalAttention(2, 8, required_backend=zeros)
 
@@ -106,7 +109,9 @@ def test_a_layer_that_cannot_be_is_refused_where_it_is_built(says, error, said):
 
 def test_an_explicit_choice_that_does_not_fit_is_refused_where_it_is_built():
     with hal.scope(attention_backend="fa"), hal.component("transformer"):
-        with pytest.raises(NoKernelError, match="'fa', asked for by attention_backend='fa', cannot serve transformer.self"):
+        with pytest.raises(
+            NoKernelError, match="'fa', asked for by attention_backend='fa', cannot serve transformer.self"
+        ):
             hal.LocalAttention(2, 8)
     with hal.simulate("h100", packages={"flash_attn_3": "3.0.0"}), hal.component("transformer", "fa"):
         layer = hal.LocalAttention(2, 64, dtype=torch.bfloat16)
@@ -118,7 +123,9 @@ def test_an_explicit_choice_that_does_not_fit_is_refused_where_it_is_built():
 
 
 def test_a_layer_that_defers_chooses_at_its_first_use(zeros):
-    with hal.component("text_encoder", "fa"):  # which this machine has not; nothing is asked yet, and the override counts
+    with hal.component(
+        "text_encoder", "fa"
+    ):  # which this machine has not; nothing is asked yet, and the override counts
         layer = hal.LocalAttention(2, 8, deferred=True)
     assert layer.backend is None
     with pytest.raises(NoKernelError, match="'fa', asked for by hal.component"):
@@ -143,7 +150,9 @@ def test_a_role_of_a_component_is_overridden_alone(zeros):
         here, across = hal.LocalAttention(2, 8), hal.LocalAttention(2, 8, role="cross")
     assert (here.backend, across.backend) == (None, zeros)
     assert not is_zero(here) and is_zero(across, kv_len=7)
-    with pytest.raises(PolicyError, match=r"'transformer.cross' used zeros; its layers: transformer.self chose torch_sdpa .automatic."):
+    with pytest.raises(
+        PolicyError, match=r"'transformer.cross' used zeros; its layers: transformer.self chose torch_sdpa .automatic."
+    ):
         with hal.component("transformer.cross", zeros):
             hal.LocalAttention(2, 8)
 

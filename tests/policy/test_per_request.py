@@ -64,7 +64,10 @@ def test_valid_targets_are_exactly_those_that_say_so(stand_ins):
     for name in catalog.backends:
         if name in able:
             continue
-        with pytest.raises(PolicyError, match=rf"{name}.*allowed: fa, quick, torch_sdpa"), switch(m, attention_backend_override=name):
+        with (
+            pytest.raises(PolicyError, match=rf"{name}.*allowed: fa, quick, torch_sdpa"),
+            switch(m, attention_backend_override=name),
+        ):
             raise AssertionError
     for bad in ("fa9", "", "default"):
         with pytest.raises(PolicyError), switch(m, attention_backend_override=bad):
@@ -146,7 +149,10 @@ def test_a_layer_that_cannot_follow_rejects_the_whole_request(stand_ins, monkeyp
     monkeypatch.setattr(plugins, "catalog", lambda ignore=frozenset(): wider)
     with hal.component("transformer"):
         m = Odd()
-    with pytest.raises(PolicyError, match=r"(?s)is rejected, nothing was switched: .*'picky'.*head_dim is 20"), switch(m, attention_backend_override="picky"):
+    with (
+        pytest.raises(PolicyError, match=r"(?s)is rejected, nothing was switched: .*'picky'.*head_dim is 20"),
+        switch(m, attention_backend_override="picky"),
+    ):
         raise AssertionError
     assert context.current.get() is context.NOTHING and m.a(X, X, X).any()
 
@@ -160,7 +166,9 @@ def test_a_machine_without_the_target_rejects_with_the_reasons(stand_ins):
 def test_a_sparse_default_is_not_mixed_with_it(stand_ins, monkeypatch):
     m = model()
     for around in (hal.scope(attention_backend="tiles"), hal.component("transformer", "tiles")):
-        with pytest.raises(PolicyError, match="transformer.self runs tiles by default, which is sparse; a request cannot mix"):
+        with pytest.raises(
+            PolicyError, match="transformer.self runs tiles by default, which is sparse; a request cannot mix"
+        ):
             with around, switch(m):
                 raise AssertionError
     monkeypatch.setenv("HAL_ATTENTION_BACKEND", "tiles")
@@ -194,9 +202,14 @@ def test_a_graph_capture_rejects_it(stand_ins, monkeypatch):
         raise AssertionError
 
 
-@pytest.mark.parametrize("what", [lambda: nn.Linear(2, 2), lambda: object(), lambda: Plain()], ids=["linear", "object", "plain"])
+@pytest.mark.parametrize(
+    "what", [lambda: nn.Linear(2, 2), lambda: object(), lambda: Plain()], ids=["linear", "object", "plain"]
+)
 def test_a_model_without_attention_of_hal_is_told(stand_ins, what):
-    with pytest.raises(PolicyError, match="has no denoiser attention that hal can switch; call hal.attach"), switch(what()):
+    with (
+        pytest.raises(PolicyError, match="has no denoiser attention that hal can switch; call hal.attach"),
+        switch(what()),
+    ):
         raise AssertionError
 
 
@@ -214,7 +227,10 @@ def test_a_layer_that_requires_a_backend_keeps_it(stand_ins, attached, first):
         assert r.switched == ("transformer.self",)
     with hal.component("transformer"):
         only = nn.Sequential(hal.LocalAttention(2, 8, required_backend="sdpa"))
-    with pytest.raises(PolicyError, match="no layer can switch: transformer.self keeps torch_sdpa, which it requires"), switch(only):
+    with (
+        pytest.raises(PolicyError, match="no layer can switch: transformer.self keeps torch_sdpa, which it requires"),
+        switch(only),
+    ):
         raise AssertionError
 
 
@@ -242,7 +258,11 @@ def test_it_is_decided_for_a_simulated_machine_inside_one():
     with hal.simulate("h100", packages={"flash_attn_3": "3.0.0"}):
         with hal.request(m, attention_backend_override="fa") as r:
             assert r.switched == ("transformer.self",)
-    with hal.simulate("h100"), pytest.raises(PolicyError, match="flash"), hal.request(m, attention_backend_override="fa"):
+    with (
+        hal.simulate("h100"),
+        pytest.raises(PolicyError, match="flash"),
+        hal.request(m, attention_backend_override="fa"),
+    ):
         raise AssertionError
     with hal.simulate("m3"), pytest.raises(PolicyError, match="mps"), hal.request(m, attention_backend_override="fa"):
         raise AssertionError

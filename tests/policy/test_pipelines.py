@@ -42,7 +42,9 @@ def built(name):
             part = getattr(pipeline, component)
             method = "decode" if component == "vae" else "forward"
 
-            def watched(*args, _of=component, _run=getattr(part, method), **kwargs):
+            own = getattr(part, method)
+
+            def watched(*args, _of=component, _run=own, **kwargs):
                 out = _run(*args, **kwargs)
                 calls.setdefault(_of, (args, kwargs, first(out)))
                 return out
@@ -126,7 +128,20 @@ def test_a_global_choice_that_only_the_transformer_can_have_is_told_of_the_other
 
     pipeline, calls = built("wan")
     dim = pipeline.transformer.config.attention_head_dim
-    kernel = Kernel("tiles", ZEROS.portable.bind, layout="any", honours=FEATURES, limits={"role": {"self"}, "batch": {1, 2}, "causal": {False}, "mask": {"none"}, "head_dim": {dim}, "scale": {"default"}})
+    kernel = Kernel(
+        "tiles",
+        ZEROS.portable.bind,
+        layout="any",
+        honours=FEATURES,
+        limits={
+            "role": {"self"},
+            "batch": {1, 2},
+            "causal": {False},
+            "mask": {"none"},
+            "head_dim": {dim},
+            "scale": {"default"},
+        },
+    )
     tiles = Backend("tiles", portable=kernel, quality="lossy", traits=frozenset({"sparse"}), roles=frozenset({"self"}))
     catalog = plugins.catalog(frozenset())
     wider = Catalog(catalog.platforms, {**catalog.backends, "tiles": tiles}, catalog.problems)
@@ -180,7 +195,9 @@ class Fixed(nn.Module):
 
 def test_an_override_for_fixed_attention_or_for_none_says_which():
     pipeline = pipeline_of(transformer=Plain(), vae=nn.Linear(2, 2), text_encoder=Fixed())
-    with pytest.raises(PolicyError, match=r"hal reaches no attention in 'vae', as Linear has no attention; it reaches transformer"):
+    with pytest.raises(
+        PolicyError, match=r"hal reaches no attention in 'vae', as Linear has no attention; it reaches transformer"
+    ):
         hal.attach(pipeline, component_attention_backends={"vae": "torch_sdpa"})
     with pytest.raises(PolicyError, match=r"'text_encoder', as its attention is fixed \(MultiheadAttention: "):
         hal.attach(pipeline, component_attention_backends={"text_encoder": "torch_sdpa"})
@@ -194,7 +211,10 @@ def test_an_override_for_fixed_attention_or_for_none_says_which():
 def test_a_role_that_a_component_does_not_have_is_told_when_it_is_over(zeros, name):
     """Joint attention is self-attention: nothing of these transformers is cross."""
     pipeline, calls = built(name)
-    with pytest.raises(PolicyError, match=r"no attention layer of 'transformer.cross' used zeros; its layers: transformer.self chose torch_sdpa"):
+    with pytest.raises(
+        PolicyError,
+        match=r"no attention layer of 'transformer.cross' used zeros; its layers: transformer.self chose torch_sdpa",
+    ):
         with hal.attach(pipeline, component_attention_backends={"transformer.cross": zeros}):
             assert changed(pipeline, calls) == set()
     assert changed(pipeline, calls) == set() and not [r for r in used() if r[2] == zeros]
@@ -209,7 +229,10 @@ def test_a_layer_that_a_component_does_not_have_is_told_when_it_is_over(zeros):
 
 def test_a_failure_inside_stays_what_it_is_and_leaves_no_scope(zeros):
     pipeline, calls = built("wan")
-    with pytest.raises(ZeroDivisionError), hal.attach(pipeline, component_attention_backends={"transformer.cross": zeros}):
+    with (
+        pytest.raises(ZeroDivisionError),
+        hal.attach(pipeline, component_attention_backends={"transformer.cross": zeros}),
+    ):
         raise ZeroDivisionError
     with hal.attach(pipeline):
         assert changed(pipeline, calls) == set()
@@ -224,13 +247,20 @@ def test_a_failure_inside_stays_what_it_is_and_leaves_no_scope(zeros):
 def test_an_override_that_the_machine_cannot_serve_refuses_the_run_and_names_the_reasons():
     pipeline, calls = built("wan")
     with hal.attach(pipeline, component_attention_backends={"text_encoder": "fa"}):
-        with pytest.raises(NoKernelError, match=r"'fa', asked for by component_attention_backends='text_encoder=fa', cannot serve text_encoder.self") as e:
+        with pytest.raises(
+            NoKernelError,
+            match=r"'fa', asked for by component_attention_backends='text_encoder=fa', cannot serve text_encoder.self",
+        ) as e:
             changed(pipeline, calls)
     assert "torch_sdpa" in str(e.value)  # the declared fallback, as advice
-    with hal.attach(pipeline, component_attention_backends={"text_encoder": "fa"}, attention_fallback="declared") as handle:
+    with hal.attach(
+        pipeline, component_attention_backends={"text_encoder": "fa"}, attention_fallback="declared"
+    ) as handle:
         assert changed(pipeline, calls) == set()
         mine = [r for r in handle.receipts() if r.component == "text_encoder"]
-    assert {r.backend for r in mine} == {"torch_sdpa"} and all("policy.fallback: fa cannot serve" in " ".join(r.warnings) for r in mine)
+    assert {r.backend for r in mine} == {"torch_sdpa"} and all(
+        "policy.fallback: fa cannot serve" in " ".join(r.warnings) for r in mine
+    )
 
 
 def test_two_pipelines_in_one_process_keep_their_own(zeros):

@@ -22,6 +22,7 @@ from hal.errors import PolicyError
 from hal.facts import Call, Machine
 from hal.facts.flat import FEATURES
 from hal.policy import Only, Policy, Request, Site, Target
+from hal.rules import VERSION_FACTS
 
 
 def nothing(call: Any) -> Any:
@@ -44,13 +45,16 @@ REAL = plugins.catalog()
 CATALOG = hal.Catalog(REAL.platforms, {**REAL.backends, **{b.name: b for b in MORE}}, REAL.problems)
 NAMES = sorted(CATALOG.backends)
 COMPONENTS = ("transformer", "transformer_2", "text_encoder", "vae", "connectors", "")
+MACHINE = {"arch", "memory", "shared_memory", "device_dtype", "platform", *VERSION_FACTS}
 KINDS = ("required", "call", "force", "request", "override", "global", "default")  # the order in the document
 
 
 @st.composite
 def targets(draw: Any) -> Target:
     component = draw(st.sampled_from((*COMPONENTS, "", "transformer")))
-    return Target(component, draw(st.sampled_from(("", "", "self", "cross"))), draw(st.sampled_from(((), (), (0,), (0, 1)))))
+    return Target(
+        component, draw(st.sampled_from(("", "", "self", "cross"))), draw(st.sampled_from(((), (), (0,), (0, 1))))
+    )
 
 
 @st.composite
@@ -76,7 +80,9 @@ def policy_of(site: Site, asked: list[Request], limits: tuple[Only, ...] = ()) -
     try:
         return Policy(tuple(asked), limits=limits, site=site)
     except PolicyError as e:
-        pairs = [(r, f) for r in asked for f in asked if (r.mode, f.mode) == ("require", "forbid") and r.backend == f.backend]
+        pairs = [
+            (r, f) for r in asked for f in asked if (r.mode, f.mode) == ("require", "forbid") and r.backend == f.backend
+        ]
         assert any(r.source in str(e) and f.source in str(e) for r, f in pairs)
         assume(False)
         raise
@@ -115,7 +121,19 @@ class Oracle:
         return backend not in self.forbidden and self.alone(backend, self.call)
 
     def lacks_what_the_call_asks(self, backend: str) -> bool:
-        return not self.serves(backend) and self.alone(backend, self.plain)
+        """Some row fails by what the call asks for or what policy forbids, and by nothing that lies in the machine."""
+        bare = Policy((Request(backend, kind="required"),), site=Site(self.site.component, layer=self.site.layer))
+        d = hal.resolve(self.call, self.machine, CATALOG, bare)
+        mine = [
+            {(r.id, r.fact) for r in c.reasons if r.verdict is False}
+            for c in d.candidates
+            if c.backend.name == backend and c.line
+        ]
+        asked = [{i for i, _ in reasons} & FEATURES or backend in self.forbidden for reasons in mine]
+        return any(
+            wants and not any(f in MACHINE or f.startswith(("pkg.", "env.")) for _, f in reasons)
+            for wants, reasons in zip(asked, mine)
+        )
 
     def strict(self, kind: str) -> bool:
         denoiser = self.role == "self" and self.site.component in ("", "transformer", "transformer_2")
@@ -123,7 +141,9 @@ class Oracle:
 
     def answer(self) -> tuple[str, str]:
         """(what happens, backend): chosen, refused or automatic."""
-        own = [(k, Request(b, kind=k)) for k, b in (("required", self.site.required), ("default", self.site.default)) if b]
+        own = [
+            (k, Request(b, kind=k)) for k, b in (("required", self.site.required), ("default", self.site.default)) if b
+        ]
         first = [r for k, r in own if k == "required"]
         last = [r for k, r in own if k == "default"]
         for r in (*first, *sorted(self.asked, key=rank), *last):
@@ -196,7 +216,9 @@ def test_the_strongest_source_that_applies_decides_or_refuses(case: Any) -> None
         if d.backend == "plain":  # which honours nothing: whatever the call asks for has been refused
             assert oracle.plain.but(kv_heads=call.kv_heads) == call or not _asks(call)
     outcomes = [s.outcome for s in d.steps]
-    assert outcomes.count("taken") <= 1 and (outcomes.count("taken") == 1) is (d.request is not None and d.chosen is not None)
+    assert outcomes.count("taken") <= 1 and (outcomes.count("taken") == 1) is (
+        d.request is not None and d.chosen is not None
+    )
 
 
 def _asks(call: Call) -> bool:
@@ -227,7 +249,10 @@ def test_a_request_for_elsewhere_changes_nothing_here(case: Any) -> None:
 @pytest.mark.parametrize("preset", ["h100", "b200", "910b", "x86", "m3"])
 def test_the_text_of_a_decision_tells_every_request_that_applies(preset: str) -> None:
     machine = CATALOG.machine(preset)
-    asked = (Request("rough", source="the flag", kind="global"), Request("torch_sdpa", source="the option", kind="override"))
+    asked = (
+        Request("rough", source="the flag", kind="global"),
+        Request("torch_sdpa", source="the option", kind="override"),
+    )
     d = hal.resolve(Call.of(dtype="bf16", head_dim=64, heads=2), machine, CATALOG, Policy(asked, site=Site("vae")))
     assert [s.outcome for s in d.steps] == ["taken", "outranked"] and d.backend == "torch_sdpa"
     assert "the flag" in str(d) and "the option" in str(d)

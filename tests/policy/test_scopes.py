@@ -29,6 +29,8 @@ def qkv(n=4):
 def seen(*tensors):
     """Who decides here, and for which component, as a call finds it."""
     d = hal.explain(*(tensors or qkv()))
+    if d.chosen and d.machine.origin == "detected":
+        hal.attention(*(tensors or qkv()))  # what is asked for is used, or leaving its scope would tell
     return d.backend, d.source, d.policy.site.component
 
 
@@ -38,7 +40,10 @@ def nested(number):
     name = f"part_{number}"
     yield hal.component(name), (None, "automatic", name)
     first = r.choice(BACKENDS)
-    yield hal.scope(component_attention_backends={name: first}), (first, f"component_attention_backends='{name}={first}'", name)
+    yield (
+        hal.scope(component_attention_backends={name: first}),
+        (first, f"component_attention_backends='{name}={first}'", name),
+    )
     second = r.choice(BACKENDS)
     yield hal.force(second, on=name), (second, f"hal.force({second!r}, on={name!r})", name)
     yield hal.component(f"{name}_b"), (None, "automatic", f"{name}_b")
@@ -72,7 +77,10 @@ def test_sixty_four_threads_with_nested_scopes_see_their_own(wrong):
             wrong.append("something is left")
         return want[0], output
 
-    with hal.force("torch_sdpa"), ThreadPoolExecutor(MANY) as pool:  # which the threads do not see: they start with nothing
+    with (
+        hal.force("torch_sdpa"),
+        ThreadPoolExecutor(MANY) as pool,
+    ):  # which the threads do not see: they start with nothing
         ran = list(pool.map(work, range(MANY)))
     assert not wrong and all(output.any() == (backend != "zeros") for backend, output in ran)
 
@@ -163,7 +171,11 @@ def test_whatever_ends_a_scope_undoes_it_and_stays_what_it_is(zeros, scope, erro
     with pytest.raises(error) as told, hal.force("torch_sdpa", on="nowhere"), scope(), scope():
         raise ours
     assert told.value is ours
-    assert context.current.get() is before and context.where() == context.NOWHERE and context.local.generation is context.local
+    assert (
+        context.current.get() is before
+        and context.where() == context.NOWHERE
+        and context.local.generation is context.local
+    )
 
 
 @pytest.mark.parametrize("bad", [
@@ -275,7 +287,10 @@ def test_an_override_that_compiled_code_has_followed_before_counts_as_used(zeros
     for _ in range(2):  # the second time nothing is decided anew
         with hal.component("vae", zeros):
             assert not step(*qkv()).any()
-    with pytest.raises(PolicyError, match="no attention layer of 'vae' used torch_sdpa"), hal.component("vae", "torch_sdpa"):
+    with (
+        pytest.raises(PolicyError, match="no attention layer of 'vae' used torch_sdpa"),
+        hal.component("vae", "torch_sdpa"),
+    ):
         pass
 
 

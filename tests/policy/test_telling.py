@@ -62,7 +62,12 @@ def test_a_line_is_text_for_people_and_data_for_programs(lines, zeros):
     assert record.getMessage().startswith("vae_told.self: zeros by zeros on cpu (hal.force('zeros')")
     assert record.levelno == logging.WARNING  # its portable form runs
     told = json.loads(json.dumps(record.hal))
-    assert (told["backend"], told["kernel"], told["source"], told["role"]) == (zeros, zeros, "hal.force('zeros')", "self")
+    assert (told["backend"], told["kernel"], told["source"], told["role"]) == (
+        zeros,
+        zeros,
+        "hal.force('zeros')",
+        "self",
+    )
     assert told["warnings"][0].startswith("tier.portable") and "head_dim=8" in told["call"]
 
 
@@ -130,7 +135,10 @@ def test_hooks_see_other_threads_and_attached_models():
     model = torch.nn.Sequential(Plain())
     q = torch.randn(1, 2, 5, 8)
     seen = []
-    with hal.attach(model, component="vae"), hal.hooks(run=lambda d: seen.append((threading.get_ident(), d.policy.site.component))):
+    with (
+        hal.attach(model, component="vae"),
+        hal.hooks(run=lambda d: seen.append((threading.get_ident(), d.policy.site.component))),
+    ):
         model(q)
         thread = threading.Thread(target=model, args=(q,))
         thread.start()

@@ -259,7 +259,9 @@ def told(ruling):
     )
 
 
-ROWS = [pytest.param(*row, id=f"{clause[:40]} | {' | '.join(row[:3])}") for clause, rows in TABLE.items() for row in rows]
+ROWS = [
+    pytest.param(*row, id=f"{clause[:40]} | {' | '.join(row[:3])}") for clause, rows in TABLE.items() for row in rows
+]
 
 
 @pytest.mark.parametrize("site, asks, cannot, decides, became", ROWS)
@@ -270,7 +272,9 @@ def test_row(site, asks, cannot, decides, became):
 
 
 def test_no_row_is_there_twice_and_the_table_has_each_of_its_kinds():
-    keys = [(site, " ".join(sorted(asks.split())), cannot) for rows in TABLE.values() for site, asks, cannot, *_ in rows]
+    keys = [
+        (site, " ".join(sorted(asks.split())), cannot) for rows in TABLE.values() for site, asks, cannot, *_ in rows
+    ]
     twice = {k for k in keys if keys.count(k) > 1}
     assert len(keys) > 100 and twice <= {("transformer.self", "cli=fa", "fa")}  # under both of its clauses
     seen = " ".join(became for rows in TABLE.values() for *_, became in rows).split()
@@ -283,7 +287,12 @@ def test_between_sources_the_order_in_which_they_were_said_is_no_matter(weaker_f
     chain = ["call", "force", "request", "override", "cli", "component_default"]
     for n, source in enumerate(chain):
         asks = [request(s, "", "fa" if s == source else "sdpa") for s in chain[n:]]
-        ruling = ruled(asks[::-1] if weaker_first else asks, read("transformer.self", "", "")[1], BACKENDS, read("x.self", "", "")[2])
+        ruling = ruled(
+            asks[::-1] if weaker_first else asks,
+            read("transformer.self", "", "")[1],
+            BACKENDS,
+            read("x.self", "", "")[2],
+        )
         assert ruling.found == "fa" and ruling.request.source == source
 
 

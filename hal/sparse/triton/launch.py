@@ -7,8 +7,9 @@ from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
-import triton
 from torch import Tensor
+
+import triton
 
 from ...errors import CallError
 from .kernel import forward

@@ -1,0 +1,235 @@
+"""The portable kernel of the executor: PyTorch only, on any device, with gradients.
+
+Head by head, runs of query blocks are batched: their kept keys and values are gathered side by side and given to PyTorch's
+attention.  A run alone whose blocks are adjacent (a window, or all of them) is computed on the keys as they lie.  What is
+gathered at once is bounded by a budget, so memory does not grow with the square of the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .blockmask import BlockMask
+from .plan import Group, Plan, plan
+
+MIB = 2**20
+Result = tuple[Tensor, Tensor | None]
+
+
+def budget(q: Tensor) -> int:
+    """Bytes of gathered keys and values at once; the kept keys of one run may be more.
+
+    CPU: what its caches take, for each thread.  Elsewhere large batches count.
+    """
+    return min(8 * torch.get_num_threads(), 64) * MIB if q.device.type == "cpu" else 64 * MIB
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float, bias: Tensor | None, lse: bool) -> Result:
+    """See ``Executor``."""
+    made = plan(mask)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, bias)):
+        out, stats = _Attention.apply(q, k, v, bias, mask, made, scale)
+        return out, stats if lse else None
+    return _forward(q, k, v, bias, mask, made, scale, lse)
+
+
+class Chunk(NamedTuple):
+    """Some runs of a group: m of them, M queries each, N gathered keys."""
+
+    rows: Tensor | slice  # query blocks
+    index: Tensor  # int32 [m * kept], flat
+    m: int
+    span: int  # as Group.span, where m is 1; else -1
+    masked: bool
+
+
+def chunks(group: Group, most: int, biased: bool) -> Iterator[Chunk]:
+    """The group in pieces of at most ``most`` kept blocks, or one run."""
+    step, n = max(1, most // group.kept), group.length
+    for i in range(0, len(group.first), step):
+        first = group.first[i : i + step]
+        m = len(first)
+        rows: Tensor | slice = group.rows[i * n : (i + m) * n]
+        if first[-1] - first[0] == (m - 1) * n:  # rising, so adjacent: no gather
+            rows = slice(first[0], first[0] + m * n)
+        yield Chunk(rows, group.index[i : i + m].view(-1), m, group.span[i] if m == 1 else -1, biased or group.partial)
+
+
+class Keys:
+    """Keys, values and key masks of one head, by block."""
+
+    def __init__(self, k: Tensor, v: Tensor, bias: Tensor | None, mask: BlockMask, made: Plan, buffer: Tensor | None):
+        self.block, self.mask, self.buffer = mask.block_k, mask, buffer
+        self.k, self.v = padded(k, self.block), padded(v, self.block)
+        self.blocks = self.k.shape[0] // self.block
+        self.bias = self._bias(bias, made.invalid, k) if bias is not None or made.invalid is not None else None
+
+    def _bias(self, bias: Tensor | None, invalid: Tensor | None, k: Tensor) -> Tensor:
+        wide = torch.float64 if k.dtype is torch.float64 else torch.float32
+        blocks = self.blocks
+        table = torch.zeros(blocks, self.block, dtype=wide, device=k.device)
+        if bias is not None:
+            table = F.pad(bias.to(wide), (0, blocks * self.block - bias.shape[0])).view(blocks, self.block)
+        return table if invalid is None else table.masked_fill(invalid, -torch.inf)
+
+    def take(self, c: Chunk) -> tuple[Tensor, Tensor, Tensor | None]:
+        """k [m, 1, N, D], v [m, 1, N, Dv], additive mask [m, 1, 1, N] or None."""
+        if c.span >= 0:
+            a = c.span * self.block
+            z = a + c.index.numel() * self.block
+            bias = self.bias.view(-1)[a:z][None, None, None] if c.masked and self.bias is not None else None
+            return self.k[a:z][None, None], self.v[a:z][None, None], bias
+        n, at, taken = c.index.numel() * self.block, 0, []
+        for name in ("k", "v"):
+            x = getattr(self, name)
+            if not x.is_contiguous():  # once per head; a copy gathers faster than rows with strides
+                setattr(self, name, x := x.contiguous())
+            out = None
+            if self.buffer is not None:
+                out = self.buffer[at : at + n * x.shape[1]].view(-1, self.block * x.shape[1])
+                at += out.numel()
+            x = torch.index_select(x.view(-1, self.block * x.shape[1]), 0, c.index, out=out)  # type: ignore[arg-type]
+            taken.append(x.view(c.m, 1, n // c.m, -1))
+        bias = None
+        if c.masked and self.bias is not None:
+            bias = self.bias.index_select(0, c.index).view(c.m, 1, 1, -1)
+        return taken[0], taken[1], bias
+
+
+def padded(x: Tensor, block: int) -> Tensor:
+    """[S, D] with rows of zeros up to whole blocks."""
+    rest = -x.shape[0] % block
+    return F.pad(x, (0, 0, 0, rest)) if rest else x
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: BlockMask, made: Plan, scale: float, lse: bool
+) -> Result:
+    b, h, sq, dv = *q.shape[:3], v.shape[-1]
+    group = h // k.shape[1]
+    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+    out = torch.zeros(b, h, sq, dv, dtype=q.dtype, device=q.device)
+    stats = torch.full((b, h, sq), -torch.inf, dtype=wide, device=q.device) if lse else None
+    per_block = mask.block_k * (q.shape[-1] + dv)
+    most = budget(q) // (per_block * q.element_size())
+    buffer = q.new_empty(_gathered(made, most) * per_block)
+    for i in range(b):
+        for j in range(h):
+            if j % group == 0:
+                keys = Keys(
+                    k[i, j // group],
+                    v[i, j // group],
+                    None if bias is None else bias[i, j // group],
+                    mask,
+                    made,
+                    buffer,
+                )
+            stat = None if stats is None else stats[i, j]
+            _head(q[i, j], keys, groups_of(made, i, j), out[i, j], stat, most, scale, mask.block_q, bias is not None)
+    return out, stats
+
+
+def groups_of(made: Plan, i: int, j: int) -> list[Group]:
+    head = made.heads[i % len(made.heads)]
+    return head[j % len(head)]
+
+
+def _gathered(made: Plan, most: int) -> int:
+    """The largest number of blocks that a chunk gathers."""
+    sizes = [
+        c.index.numel()
+        for head in made.heads for groups in head for g in groups for c in chunks(g, most, False) if c.span < 0
+    ]  # fmt: skip
+    return max(sizes, default=0)
+
+
+def _head(
+    q: Tensor, keys: Keys, groups: list[Group], out: Tensor, lse: Tensor | None, most: int, scale: float, block: int,
+    biased: bool,
+) -> None:  # fmt: skip
+    """One head, into ``out`` [Sq, Dv] and ``lse`` [Sq]."""
+    sq, rest = q.shape[0], q.shape[0] % block
+    x = padded(q, block).unflatten(0, (-1, block))
+    o = (padded(out, block) if rest else out).unflatten(0, (-1, block))
+    s = None if lse is None else (F.pad(lse, (0, -sq % block)) if rest else lse).unflatten(0, (-1, block))
+    for g in groups:
+        for c in chunks(g, most, biased):
+            k, v, bias = keys.take(c)
+            rows = x[c.rows] if isinstance(c.rows, slice) else x.index_select(0, c.rows)
+            got, stat = attend(rows.reshape(c.m, 1, -1, q.shape[1]), k, v, bias, scale, lse is not None)
+            for target, value in ((o, got), (s, stat)):
+                if target is None or value is None:
+                    continue
+                value = value.reshape(-1, *target.shape[1:])
+                if isinstance(c.rows, slice):
+                    target[c.rows].copy_(value)
+                else:
+                    target.index_copy_(0, c.rows.long(), value)
+    if rest:
+        out.copy_(o.flatten(0, 1)[:sq])
+        if lse is not None and s is not None:
+            lse.copy_(s.flatten()[:sq])
+
+
+_FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool) -> Result:
+    """Dense attention of a batch: q [m, 1, M, D], k [m, 1, N, D], v [m, 1, N, Dv], bias [m, 1, 1, N]; LSE [m, M]."""
+    if q.device.type == "cpu" and _FLASH is not None and q.shape[-1] == v.shape[-1]:
+        out, stat = _FLASH(q, k, v, 0.0, False, attn_mask=None if bias is None else bias.to(q.dtype), scale=scale)
+        stat = stat[:, 0]
+    else:  # these may hold the scores, so some of the queries at once
+        step = max(1, 8 * MIB // (q.shape[0] * k.shape[2]))
+        pieces = [_plain(x, k, v, bias, scale, lse) for x in q.split(step, 2)]
+        out = torch.cat([p[0] for p in pieces], 2)
+        stat = torch.cat([p[1] for p in pieces], -1) if lse else None
+    if bias is not None:  # PyTorch gives 0 or NaN to a row of which every key is masked
+        none = (bias == -torch.inf).all(-1)[:, 0]
+        out = out.masked_fill(none[..., None, None], 0.0)
+        stat = None if stat is None else stat.masked_fill(none, -torch.inf)
+    return out, stat
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool) -> tuple[Tensor, Any]:
+    if not lse:
+        return F.scaled_dot_product_attention(q, k, v, None if bias is None else bias.to(q.dtype), scale=scale), None
+    scores, stat = _scores(q, k, bias, scale)
+    return ((scores - stat[..., None]).exp() @ wide(v)).to(q.dtype), stat[:, 0]
+
+
+def wide(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    scores = (wide(q) * scale) @ wide(k).transpose(-1, -2)
+    if bias is not None:
+        scores = scores + bias
+    return scores, scores.logsumexp(-1)
+
+
+class _Attention(torch.autograd.Function):
+    """Gradients by recomputation from the LSE, with the same bound on memory."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: BlockMask, made: Plan, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(q, k, v, bias, mask, made, scale, True)
+        ctx.save_for_backward(q, k, v, bias, out, lse)
+        ctx.rest = mask, made, scale
+        assert lse is not None
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
+        from .gradient import backward
+
+        return (*backward(*ctx.saved_tensors, d_out, d_lse, *ctx.rest), None, None, None)
