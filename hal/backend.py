@@ -13,6 +13,30 @@ from .rows import Row
 __all__ = ["Backend", "Kernel", "Needs"]
 
 QUALITIES = ("exact", "near", "lossy")
+# The names of the document that hal implements.  They are names whether or not a backend of it is installed.
+NAMED = (
+    "fa",
+    "torch_sdpa",
+    "sliding_tile_attn",
+    "sage_attn",
+    "sage_attn_3",
+    "sparge_attn",
+    "sol_attn",
+    "video_sparse_attn",
+    "subblock_sparse_attn",
+    "video_sparse_attn_h3",
+    "hybrid_window_attn_h3",
+    "vmoba_attn",
+    "aiter",
+    "aiter_sage",
+    "sla_attn",
+    "sage_sla_attn",
+    "sparse_video_gen_2_attn",
+    "laser_attn",
+    "block_sparse_attn",
+    "rain_fusion_attn",
+    "fp8_fa_sm120",
+)
 
 
 @dataclass(frozen=True, eq=False)

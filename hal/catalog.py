@@ -9,7 +9,7 @@ from os.path import isfile  # unlike Path.is_file, never raises
 from pathlib import Path
 from typing import Any
 
-from .backend import Backend, Kernel, Needs
+from .backend import NAMED, Backend, Kernel, Needs
 from .errors import DeclarationError, FactError, PlatformError, PolicyError, unknown
 from .facts import CALL_FACTS, Machine
 from .facts.flat import MACHINE_FACTS
@@ -130,8 +130,6 @@ class Catalog:
             for p in self.problems:
                 if p.name == key:
                     raise p.as_error()
-            from .names import NAMED
-
             known = {*self.backends, *self.aliases}
             raise PolicyError(
                 f"attention backend {name!r} is not in this release and no plug-in brings it (known: {', '.join(sorted(known))})"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -18,19 +19,22 @@ if TYPE_CHECKING:
 
 FALLBACKS = ("refuse", "declared")
 BACKEND, FALLBACK, SETTINGS = "HAL_ATTENTION_BACKEND", "HAL_ATTENTION_FALLBACK", "HAL_SETTINGS"
-# The keys of a settings file, the keyword arguments of hal.attach and hal.scope, and (with dashes) the options.
-KEYS = (
-    "attention_backend",
-    "component_attention_backends",
-    "attention_backend_config",
-    "attention_fallback",
-    "kernel",
-    "forbid",
-    "waive",
-    "fit",
-)
+_SEVERAL = "one, several with commas, a list"
+# The keys of a settings file, the keyword arguments of hal.attach and hal.scope, and (with dashes) the options:
+# what each may be, in a word for ``_fits`` and in words for people, and an example.
+WORDS = {
+    "attention_backend": ("text", "one name", "torch_sdpa"),
+    "component_attention_backends": ("pairs", f"COMPONENT=NAME: {_SEVERAL}, a mapping", "text_encoder=torch_sdpa"),
+    "attention_backend_config": ("settings", "a mapping, key=value,..., JSON, or the name of a file", "sparsity=0.5"),
+    "attention_fallback": ("text", " or ".join(FALLBACKS), "declared"),
+    "kernel": ("text", "one name", "sdpa.math"),
+    "forbid": ("pairs", f"[COMPONENT=]NAME: {_SEVERAL}, a mapping of components", "vae=torch_sdpa"),
+    "waive": ("texts", f"the waiver of a rule: {_SEVERAL}", "memory.math"),
+    "fit": ("texts", f"the name of a fitting: {_SEVERAL}", "pad_head_dim"),
+}
+KEYS = tuple(WORDS)
 
-Names = str | Iterable[str] | None
+Names = str | Collection[str] | None
 
 
 def policy_of(
@@ -50,18 +54,21 @@ def policy_of(
     """The policy that these words mean.  ``said(key, value)`` names a source as the user knows it.
 
     ``components`` are the names that exist, where they are known.  A fallback that is not said is the environment's,
-    else ``refuse``.  Raises PolicyError for every unknown or contradictory word.
+    else ``refuse``.  Raises PolicyError for every malformed, unknown or contradictory word.
     """
+    values = (attention_backend, component_attention_backends, attention_backend_config, attention_fallback)
+    given = dict(zip(KEYS, (*values, kernel, forbid, waive, fit), strict=True))
+    _check({key: value for key, value in given.items() if value is not None}, said)
     mode = _mode(attention_fallback, said)
     requests: list[Request] = []
     if attention_backend is not None or kernel is not None:
-        given = {"attention_backend": attention_backend, "kernel": kernel}
-        source = " ".join(said(k, x) for k, x in given.items() if x is not None)
+        source = " ".join(said(k, given[k]) for k in ("attention_backend", "kernel") if given[k] is not None)
         own = "" if attention_backend is None else _named(catalog.backend_name, attention_backend, source)
         one = "" if kernel is None else _named(catalog.kernel_name, kernel, source)
-        if own and one and all(k.name != one for k in _kernels(catalog, own)):
-            known = sorted(k.name for k in _kernels(catalog, own))
-            raise PolicyError(f"{source}: {one} is no kernel of {own}; its kernels: {', '.join(known)}")
+        if own and one and one not in (known := _kernels(catalog, own)):
+            raise PolicyError(f"{source}: {one} is no kernel of {own}; its kernels: {', '.join(sorted(known))}")
+        owners = [b for b in catalog.backends if one in _kernels(catalog, b)] if one and not own else []
+        own = owners[0] if len(owners) == 1 else own  # so that what its backend is (sparse, say) counts
         # One kernel by its name is meant as it is said: no fallback has it.
         requests.append(Request(own, "require" if one else mode, source, one, attention_backend or "", "global"))
     for text, backend in pairs(component_attention_backends, "component_attention_backends", said):
@@ -73,21 +80,48 @@ def policy_of(
     for text, name in pairs(forbid, "forbid", said, lone=True):
         source = said("forbid", f"{text}={name}" if text else name)
         target = _target(text, components, source) if text else Target()
-        backend, kernel = ("", name) if name in catalog.kernels else (_named(catalog.backend_name, name, source), "")
-        requests.append(Request(backend, "forbid", source, kernel, name, "override", target))
+        backend, one = ("", name) if name in catalog.kernels else (_named(catalog.backend_name, name, source), "")
+        requests.append(Request(backend, "forbid", source, one, name, "override", target))
     settings = _settings(attention_backend_config, catalog, requests, components, said)
-    policy = Policy(tuple(requests), names(waive), names(fit), settings)
-    catalog.check_names(policy.waive, policy.fit)
-    return policy
+    for name in sorted(names(waive)):
+        _named(lambda n: catalog.check_names(frozenset({n}), frozenset()), name, said("waive", name))
+    for name in sorted(names(fit)):
+        _named(lambda n: catalog.check_names(frozenset(), frozenset({n})), name, said("fit", name))
+    return Policy(tuple(requests), names(waive), names(fit), settings)
+
+
+def _check(words: Mapping[str, Any], said: Any) -> None:
+    """Raises PolicyError for a value of a type that its key does not take, and for an empty one."""
+    for key, given in words.items():
+        kind, allowed, example = WORDS[key]
+        if _fits(kind, given):
+            continue
+        if kind == "pairs" and isinstance(given, Mapping):
+            t, b = next(pair for pair in given.items() if not _fits(kind, dict([pair])))
+            given = f"{t}={'' if b is None else b}"
+        raise PolicyError(f"{said(key, given)}: allowed is {allowed}; write, say, {example}")
+
+
+def _fits(kind: str, given: Any) -> bool:
+    if isinstance(given, str):
+        return bool(pieces(given))
+    if kind == "settings":
+        from .source import Source
+
+        return isinstance(given, (Mapping, Source))
+    if isinstance(given, Mapping):
+        return kind == "pairs" and all(isinstance(x, str) and pieces(x) for pair in given.items() for x in pair)
+    many = kind != "text" and isinstance(given, Collection)
+    return many and all(isinstance(x, str) and pieces(x) for x in given)
 
 
 def pairs(given: Any, key: str, said: Any, lone: bool = False) -> list[tuple[str, str]]:
-    """``a=x,b=y`` (one text or several), a mapping, or pairs; with ``lone`` a name alone is for everywhere."""
+    """``a=x,b=y`` (one text or several) or a mapping; with ``lone`` a name alone is for everywhere."""
     if given is None:
         return []
     out: list[tuple[str, str]] = []
     if isinstance(given, Mapping):
-        out = [(str(t), str(b)) for t, b in given.items()]
+        out = [(t, b.strip()) for t, b in given.items()]
     else:
         for piece in pieces(given):
             target, eq, backend = piece.partition("=")
@@ -110,7 +144,7 @@ def pairs(given: Any, key: str, said: Any, lone: bool = False) -> list[tuple[str
 def pieces(given: Any) -> list[str]:
     """The pieces of a text with commas, or of several texts, in their order."""
     many = [given] if isinstance(given, str) else list(given)
-    return [n.strip() for t in many for n in str(t).split(",") if n.strip()]
+    return [n.strip() for t in many for n in t.split(",") if n.strip()]
 
 
 def _named(read: Any, name: str, source: str) -> str:
@@ -121,9 +155,13 @@ def _named(read: Any, name: str, source: str) -> str:
     return out
 
 
-def _kernels(catalog: Catalog, backend: str) -> list[Any]:
-    lines = (line for p in catalog.platforms for line in catalog.lines(p, backend))
-    return [*catalog.backends[backend].kernels, *(line.kernel for line in lines)]
+def _kernels(catalog: Catalog, backend: str) -> set[str]:
+    """The names of a backend's kernels on any platform."""
+    own = catalog.backends[backend]
+    rows = [row for p in catalog.platforms.values() for row in p.support.get(backend, ())]
+    rows += [row for of_platform in own.support.values() for row in of_platform]
+    kernels = [*own.kernels, *((own.portable,) if own.portable else ()), *(row.kernel for row in rows)]
+    return {k if isinstance(k, str) else k.name for k in kernels} & set(catalog.kernels)
 
 
 def _target(text: str, components: Iterable[str] | None, source: str) -> Target:
@@ -141,7 +179,9 @@ def _mode(given: str | None, said: Any) -> str:
     if given is None:
         given, source = os.environ.get(FALLBACK), f"{FALLBACK}={os.environ.get(FALLBACK)}"
     if not given and (file := os.environ.get(SETTINGS)):
-        given, source = _read(file).data.get("attention_fallback"), f"{SETTINGS}={file}"
+        read = _read(file)
+        given = read.data.get("attention_fallback")
+        source = f"{read.place('attention_fallback')}, attention_fallback: {given}"
     if not given:
         return "require"
     if given not in FALLBACKS:
@@ -163,7 +203,7 @@ def _settings(
     own = {
         r.target.component: r.backend
         for r in requests
-        if r.kind == "override" and r.mode != "forbid" and not r.target.role
+        if r.kind == "override" and r.mode != "forbid" and not r.target.role and not r.target.layers
     }
     return config.settings(given, catalog, chosen, None if components is None else list(components), own)
 
@@ -193,15 +233,23 @@ def settings_file(catalog: Catalog, path: str, attention_fallback: str | None = 
     Raises PolicyError naming file and line.
     """
     source = _read(path)
+
+    def said(key: str, value: Any) -> str:
+        text = value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
+        return f"{source.place(key, text.partition('=')[0])}, {key}: {text}"
+
     words = dict(source.data)
     for key in words:
         if key not in KEYS:
             raise PolicyError(f"{source.place(key)}: {unknown('setting', key, KEYS)}")
-    if words.get("attention_backend_config") is not None:
+    _check(words, said)
+    if "attention_fallback" in words:
+        _mode(words["attention_fallback"], said)  # also where it gives way
+    if "attention_backend_config" in words:
         words["attention_backend_config"] = source.under("attention_backend_config")
     if attention_fallback or os.environ.get(FALLBACK):
         words["attention_fallback"] = attention_fallback or os.environ[FALLBACK]
-    return policy_of(catalog, **words, said=lambda key, value: f"{source.place(key)}, {key}: {value}")
+    return policy_of(catalog, **words, said=said)
 
 
 def _read(path: str) -> Any:
@@ -247,18 +295,14 @@ def scope(**choices: Any) -> Iterator[None]:
     ``component_attention_backends``, ``attention_backend_config``, ``attention_fallback``, ``kernel``, ``forbid``,
     ``waive`` (rules by their waiver) and ``fit`` (fittings).  Raises PolicyError for an unknown word or name.
     """
-    from .context import changed, current, unused
+    from .context import changed, current, unused, watched
     from .ledger import Ledger
 
-    policy, here = checked(choices), current.get()
-    ledger = Ledger()
-    try:
-        with changed(policy=policy.over(here.policy), ledgers=(*here.ledgers, ledger)):
-            yield
-        for request in ledger.unused(policy.requests) if ledger.tallies else ():
-            raise PolicyError(unused(request, ledger))
-    finally:
-        ledger.close()
+    policy = checked(choices)
+    with changed(policy=policy.over(current.get().policy)), watched(Ledger()) as ledger:
+        yield
+    for request in ledger.unused(policy.requests) if ledger.tallies else ():
+        raise PolicyError(unused(request, ledger))
 
 
 def checked(choices: Mapping[str, Any], **more: Any) -> Policy:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from . import run
-from .context import current, place, tally
+from .context import NOWHERE, place, position
 from .errors import CallError, HalError
+from .ledger import tally
 
 try:
     from torch._dynamo import nonstrict_trace
@@ -50,18 +51,15 @@ def traceable(
     except HalError as e:  # Dynamo tells of the failure, and not of the reason
         logging.getLogger("hal").error("refused while torch.compile traces: %s", e)
         raise
-    tally(decision).runs += 1
+    run.counted(decision, tally(decision))
     with torch.autocast(q.device.type, enabled=False):
         return bound(q, k, v, attn_mask, None)
 
 
 def _placed(q: Tensor, k: Tensor, v: Tensor, key: str, arguments: dict[str, Any]) -> Any:
     """As a layer at a place.  Dynamo cannot trace a ContextVar, so the place is entered where it does not look."""
-    around = current.set(place(key).within(current.get()))
-    try:
+    with place(key).entered(), position(**NOWHERE._asdict()):  # a graph serves every step
         return traceable(q, k, v, **arguments)
-    finally:
-        current.reset(around)
 
 
 traced = nonstrict_trace(traceable)

@@ -1,4 +1,4 @@
-"""What surrounds a call: policy, simulated machine, site, ledger; and the position in the denoising loop.
+"""What surrounds a call: policy, simulated machine, site, plan; and the position in the denoising loop.
 
 One interned token in a ContextVar: right across threads and asyncio tasks, one read on the hot path.
 """
@@ -11,15 +11,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from .errors import PolicyError
 from .facts import Machine
-from .ledger import LEDGER, Ledger, Tally
+from .ledger import Ledger, watching
 from .policy import ANYWHERE, AUTOMATIC, Policy, Request, Site, Target
 
 if TYPE_CHECKING:
-    from .decision import Decision
     from .plan import Plan
 
 
@@ -31,7 +30,6 @@ class Context:
     machine: Machine | None = None  # a simulated one; None: this machine
     site: Site = ANYWHERE
     plan: Plan | None = None  # nothing else may run
-    ledgers: tuple[Ledger, ...] = (LEDGER,)  # the scopes that want to know what was chosen; the last counts the runs
 
 
 class Grid(NamedTuple):
@@ -64,7 +62,7 @@ current: ContextVar[Context] = ContextVar("hal", default=NOTHING)
 _position: ContextVar[Position] = ContextVar("hal_position", default=NOWHERE)
 # Equal contexts are one object for as long as anything uses it, so that a cached decision is found again.
 _interned: WeakValueDictionary[tuple[Any, ...], Context] = WeakValueDictionary()
-_interned[NOTHING.policy, NOTHING.machine, NOTHING.site, NOTHING.plan, NOTHING.ledgers] = NOTHING
+_interned[NOTHING.policy, NOTHING.machine, NOTHING.site, NOTHING.plan] = NOTHING
 
 
 _generation: ContextVar[str] = ContextVar("hal_generation")
@@ -115,7 +113,12 @@ def changed(**changes: Any) -> Iterator[Context]:
 def interned(base: Context, **changes: Any) -> Context:
     """``base`` with some of it changed; equal contexts are one."""
     c = replace(base, **changes)
-    return _interned.setdefault((c.policy, c.machine, c.site, c.plan, c.ledgers), c)
+    return _interned.setdefault((c.policy, c.machine, c.site, c.plan), c)
+
+
+def number() -> int:
+    """One that nobody else has."""
+    return next(_count)
 
 
 class Place:
@@ -123,40 +126,86 @@ class Place:
 
     Compiled code knows a place by a text that equal places share, as it can guard on nothing richer: ``key``, and where
     each layer decides for itself ``layer_key``.  So equal layers share their code where nobody tells them apart.
+    ``owner`` is the number of the attachment or layer, to which a request may be bound.
     """
 
-    __slots__ = ("__weakref__", "key", "layer_key", "ledger", "made", "policy", "site")
+    __slots__ = ("__weakref__", "key", "layer_key", "ledger", "made", "owner", "policy", "site")
 
-    def __init__(self, policy: Policy, site: Site, ledger: Ledger | None = None):
+    def __init__(self, policy: Policy, site: Site, ledger: Ledger | None = None, owner: int = 0):
         self.policy, self.site, self.ledger = policy, site, ledger
-        self.made: tuple[Context, Context] | None = None
+        self.owner = owner or number()
+        self.made: dict[Context, Context] = {}
         self.layer_key = _numbered((policy, site), _keys)
         self.key = self.layer_key if policy.layered else _numbered((policy, site._replace(layer=None)), _keys)
-        _places[self.key] = _places[self.layer_key] = self
+        if len(_places) > 4096:
+            for key in [k for k, refs in _places.items() if all(r() is None for r in refs)]:
+                _places.pop(key, None)
+        for key in {self.key, self.layer_key}:
+            _places[key] = [r for r in _places.get(key, ()) if r() is not None] + [ref(self)]
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy of a layer stands where the layer does, and is counted elsewhere
         return Place, (self.policy, self.site)
 
     def within(self, outer: Context) -> Context:
         """The running context as this place sees it."""
-        made = self.made
-        if made is None or made[0] is not outer:
-            policy = self.policy.over(outer.policy)
+        made = self.made.get(outer)
+        if made is None:
+            policy = self.policy.over(outer.policy.of(self.owner))
             site = self.site if self.site.component else self.site._replace(component=outer.site.component)
             if not policy.layered:
                 site = site._replace(layer=None)  # else every layer would decide for itself what is the same for all
-            ledgers = outer.ledgers if self.ledger is None else (*outer.ledgers, self.ledger)
-            made = self.made = outer, interned(outer, policy=policy, site=site, ledgers=ledgers)
-        return made[1]
+            if len(self.made) > 8:
+                self.made = {}
+            made = self.made[outer] = interned(outer, policy=policy, site=site)
+        return made
+
+    def entered(self) -> Entered:
+        """``with place.entered():`` attention inside is of this place."""
+        return Entered(self)
+
+
+class Entered:
+    """A context manager for the hot path, where a generator would cost as much as the rest."""
+
+    __slots__ = ("place", "tokens")
+
+    def __init__(self, place: Place):
+        self.place = place
+
+    def __enter__(self) -> None:
+        place, layer = self.place, self.place.site.layer
+        self.tokens = (
+            current.set(place.within(current.get())),
+            None if place.ledger is None else watching.set((*watching.get(), place.ledger)),
+            None if layer is None else _position.set(_position.get()._replace(layer=layer)),
+        )
+
+    def __exit__(self, *error: object) -> None:
+        context, scopes, layer = self.tokens
+        if layer is not None:
+            _position.reset(layer)
+        if scopes is not None:
+            watching.reset(scopes)
+        current.reset(context)
 
 
 _keys: dict[tuple[Policy, Site], str] = {}
-_places: WeakValueDictionary[str, Place] = WeakValueDictionary()
+_places: dict[str, list[ref[Place]]] = {}
 
 
 def place(key: str) -> Place:
-    """The latest place of that key: equal places decide alike, and those before may belong to what has ended."""
-    return _places[key]
+    """A living place of that key, the latest: equal places decide alike, and those before may belong to what has ended."""
+    return next(p for p in (r() for r in reversed(_places[key])) if p is not None)
+
+
+@contextmanager
+def watched(ledger: Ledger) -> Iterator[Ledger]:
+    """Tell ``ledger`` of what is decided and runs inside."""
+    token = watching.set((*watching.get(), ledger))
+    try:
+        yield ledger
+    finally:
+        watching.reset(token)
 
 
 @contextmanager
@@ -188,6 +237,8 @@ def component(name: str, backend: str | None = None, *, mode: str = "require") -
     """
     here = current.get()
     target = Target.parse(name)
+    if not target.component:
+        raise PolicyError(f"hal.component({name!r}) names no component; write, say, hal.component('text_encoder')")
     site = here.site._replace(component=target.component)
     if backend is None:
         with changed(site=site):
@@ -200,24 +251,10 @@ def component(name: str, backend: str | None = None, *, mode: str = "require") -
     if mode == "forbid":
         raise PolicyError(f"{source}, mode='forbid' names nothing to use; write hal.scope(forbid='{name}={backend}')")
     request = Request(own, mode, source, "", backend, "override", target)
-    ledger = Ledger()
-    try:
-        with changed(policy=here.policy.with_request(request), site=site, ledgers=(*here.ledgers, ledger)):
-            yield
-        traced = not ledger.tallies and request in LEDGER.traced  # compiled code decides nothing anew
-        if request not in ledger.answered and target.component not in ledger.deferred and not traced:
-            raise PolicyError(unused(request, ledger))
-    finally:
-        ledger.close()
-
-
-def tally(decision: Decision) -> Tally:
-    """Where the runs of a decision are counted; every scope around it learns of the choice."""
-    here = current.get()
-    counted = here.ledgers[-1].tally(decision, here.site.component)
-    for outer in here.ledgers[1:-1]:
-        outer.note(counted, decision)
-    return counted
+    with changed(policy=here.policy.with_request(request), site=site), watched(Ledger()) as ledger:
+        yield
+    for r in ledger.unused([request]):
+        raise PolicyError(unused(r, ledger))
 
 
 def unused(request: Request, ledger: Ledger) -> str:

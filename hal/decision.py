@@ -13,7 +13,7 @@ from .examination import Candidate, Examination
 from .facts import Call
 from .facts.flat import derive
 from .fittings import Run, fix, transposed
-from .policy import Request, Step
+from .policy import Request, Step, rank
 from .rules import Reason
 
 __all__ = ["Candidate", "Decision"]
@@ -85,9 +85,12 @@ class Decision(Examination):
     @property
     def answered(self) -> frozenset[Request]:
         """Requests that this decision follows, replaces by rule, or sets aside for a narrower one of the user's own."""
-        passing = self.request is not None and self.request.kind in ("call", "force", "request", "override")
-        outcomes = ("taken", "refused", "replaced", *(("outranked",) if passing else ()))
-        return frozenset(s.request for s in self.steps if s.outcome in outcomes)
+        out = {s.request for s in self.steps if s.outcome in ("taken", "refused", "replaced")}
+        out |= {s.request for s in self.steps if s.outcome == "passed" and s.request.kind == "global"}
+        mine = self.request
+        if mine is not None and mine.kind in ("call", "force", "request", "override"):
+            out |= {s.request for s in self.steps if s.outcome == "outranked" and rank(mine) < rank(s.request)}
+        return frozenset(out)
 
     @property
     def error(self) -> str | None:

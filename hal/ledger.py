@@ -1,11 +1,14 @@
-"""Receipts: what really ran, and how often."""
+"""Receipts: what really ran, and how often; for the process, and for every scope that wants to know."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
+
+from .policy import Site, covers
 
 if TYPE_CHECKING:
     from .decision import Decision
@@ -33,78 +36,75 @@ class Receipt:
         return asdict(self)
 
 
+def receipt_of(d: Decision) -> Receipt:
+    """The receipt of a decision that has not run yet."""
+    return Receipt(
+        d.policy.site.component, d.call.role or "", d.machine.platform, d.call.device, d.backend or "", d.kernel or "",
+        d.chosen.backend.quality if d.chosen else "", d.source, d.fittings, d.warnings, 0, d.notes,
+    )  # fmt: skip
+
+
 class Tally:
     """The count of one kind of run; decisions that would have the same receipt share it, and it outlives them."""
 
-    __slots__ = ("decision", "receipt", "request", "runs")
+    __slots__ = ("decision", "receipt", "runs")
 
-    def __init__(self, receipt: Receipt, request: Request | None, decision: Decision | None = None) -> None:
-        self.receipt, self.request, self.runs = receipt, request, 0
-        self.decision = decision  # the first of the kind
+    def __init__(self, receipt: Receipt, decision: Decision | None) -> None:
+        self.receipt, self.runs = receipt, 0
+        self.decision = decision  # the first of the kind, where a scope may ask for its call
 
 
 class Ledger:
-    """What ran within a scope: a process, an attachment, a component."""
+    """What was decided within a scope, and how often it ran."""
 
     def __init__(self) -> None:
-        self.tallies: dict[tuple[Receipt, Request | None], Tally] = {}
+        self.tallies: dict[Receipt, Tally] = {}
         self.answered: set[Request] = set()
-        self.deferred: set[str] = set()  # components with a layer that will choose at its first use
-        self.traced: set[Request] = set()  # of the process: what compiled code, which decides once, has followed
-        _live.add(self)
+        self.deferred: set[Site] = set()  # layers that will choose at their first use
 
-    def tally(self, d: Decision, component: str) -> Tally:
-        """Where the runs of a decision are counted; it is logged when it is new here."""
-        from .log import tell
-
-        if self not in _live:  # closed: compiled code may come back to a place that has ended
-            return LEDGER.tally(d, component)
-        receipt = Receipt(
-            component, d.call.role or "", d.machine.platform, d.call.device, d.backend or "", d.kernel or "",
-            d.chosen.backend.quality if d.chosen else "", d.source, d.fittings, d.warnings, 0, d.notes,
-        )  # fmt: skip
-        self.answered |= d.answered
-        if d.call.compile:
-            LEDGER.traced |= d.answered
-        found = self.tallies.get((receipt, d.request))
-        if found is None:
-            found = self.tallies.setdefault((receipt, d.request), Tally(receipt, d.request, d))
-            tell(d, receipt)
-        return found
-
-    def note(self, t: Tally, d: Decision) -> None:
-        """Something was decided in a narrower scope within this one; it is counted there."""
-        self.answered |= d.answered
-        self.tallies.setdefault((t.receipt, t.request), Tally(t.receipt, t.request))
-
-    def receipts(self) -> list[Receipt]:
-        """What really ran here, most often first."""
-        return _receipts([self])
-
-    def chosen(self) -> list[Receipt]:
-        """What was decided here, whether or not it ran."""
-        return [r for r, _ in list(self.tallies)]
+    def count(self, d: Decision, receipt: Receipt, runs: int = 1) -> None:
+        """``runs`` more of a decision; 0: it was decided."""
+        t = self.tallies.get(receipt)
+        if t is None:
+            t = self.tallies.setdefault(receipt, Tally(receipt, d))
+            self.answered |= d.answered
+        t.runs += runs
 
     def unused(self, requests: Iterable[Request], attached: Collection[str] = ()) -> list[Request]:
         """The requests that no layer of their target has followed.
 
-        A component of ``attached``, whose attention is within reach, may be one that did not run; so may one whose layers
-        defer their choice.
+        A component of ``attached``, whose attention is within reach, may be one that did not run; so may a layer that
+        defers its choice.
         """
-        waiting = {*self.deferred, *attached} - {r.component for r in self.chosen()}
-        asked = (r for r in requests if r.mode != "forbid" and r not in self.answered)
-        return [r for r in asked if r.target.component not in waiting]
+        sites = [Site(r.component, r.role) for r in self.chosen()]
+        waiting = set(attached) - {s.component for s in sites}
+        out = []
+        for r in requests:
+            if r.mode == "forbid" or r in self.answered or r.target.component in waiting:
+                continue
+            if any(covers(r.target, s) for s in list(self.deferred)):
+                continue
+            if r in traced and not any(r.target.component in ("", s.component) for s in sites):
+                continue  # compiled code has decided already
+            out.append(r)
+        return out
 
-    def close(self) -> None:
-        """The scope is over: its counts become the process's."""
-        if self in _live and self is not LEDGER:
-            _live.discard(self)
-            for key, t in list(self.tallies.items()):
-                LEDGER.tallies.setdefault(key, Tally(t.receipt, t.request)).runs += t.runs
+    def chosen(self) -> list[Receipt]:
+        """What was decided here, whether or not it ran."""
+        return list(self.tallies)
+
+    def receipts(self) -> list[Receipt]:
+        """What really ran here, most often first."""
+        ran = [replace(t.receipt, runs=t.runs) for t in list(self.tallies.values()) if t.runs]
+        return sorted(ran, key=lambda r: (-r.runs, r.component, r.role))
 
 
-_live: WeakSet[Ledger] = WeakSet()
-LEDGER = Ledger()  # of the process: whatever is in no narrower scope
+LEDGER = Ledger()  # of the process: everything
+watching: ContextVar[tuple[Ledger, ...]] = ContextVar(
+    "hal_watching", default=()
+)  # the scopes around, the inner one last
+# What compiled code has followed: a graph decides once, so a later scope learns nothing from running it.
+traced: set[Request] = set()
 
 
 def alive(things: WeakSet[Any]) -> list[Any]:
@@ -116,19 +116,28 @@ def alive(things: WeakSet[Any]) -> list[Any]:
             continue
 
 
-def _receipts(ledgers: list[Ledger]) -> list[Receipt]:
-    runs: dict[Receipt, int] = {}
-    for t in (t for ledger in ledgers for t in list(ledger.tallies.values())):
-        runs[t.receipt] = runs.get(t.receipt, 0) + t.runs
-    return sorted((replace(r, runs=n) for r, n in runs.items() if n), key=lambda r: (-r.runs, r.component, r.role))
+def tally(d: Decision) -> Tally:
+    """Where the process counts the runs of a decision; it is logged when it is new."""
+    from .log import tell
+
+    receipt = receipt_of(d)
+    found = LEDGER.tallies.get(receipt)
+    if found is None:
+        found = LEDGER.tallies.setdefault(receipt, Tally(receipt, None))
+        tell(d, receipt)
+    if d.call.compile:
+        if len(traced) > 4096:
+            traced.clear()
+        traced.update(d.answered)
+    return found
 
 
 def receipts() -> list[Receipt]:
     """What really ran since the last ``clear_receipts()``, most often first."""
-    return _receipts(alive(_live))
+    return LEDGER.receipts()
 
 
 def clear_receipts() -> None:
-    """Count from zero again; decisions stay."""
-    for t in (t for ledger in alive(_live) for t in list(ledger.tallies.values())):
+    """Count from zero again; decisions stay, and so do the counts of scopes that are open."""
+    for t in list(LEDGER.tallies.values()):
         t.runs = 0

@@ -52,10 +52,9 @@ def observed(d: Decision, run: Any) -> Any:
     """``run`` with the callbacks around it; itself where there are none."""
     if not _runs:
         return run
-    wanted = list(_runs)
 
     def observed_run(*args: Any) -> Any:
-        for f in wanted:
+        for f in list(_runs):  # those of now: what is bound may outlive them
             f(d)
         return run(*args)
 
@@ -66,6 +65,8 @@ def tell(d: Decision, receipt: Receipt) -> None:
     """One line in the log ``hal`` for a decision that is not like any before; ``record.hal`` has it as data."""
     level = logging.WARNING if receipt.warnings else logging.INFO
     if receipt.backend and receipt not in _told and logger.isEnabledFor(level):
+        if len(_told) > 4096:
+            _told.clear()
         _told.add(receipt)
         said = "".join(f"; {x}" for x in (*receipt.fittings, *receipt.notes, *receipt.warnings))
         where = f"{receipt.component or 'call'}.{receipt.role}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .choices import KEYS
 from .errors import HalError, PolicyError, unknown
 from .facts import Call, Machine
 from .facts.call import KINDS
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from .decision import Decision
 
 FORMAT = "hal-plan-1"
+# Who said something of the choice, the first first: options or arguments, HAL_ATTENTION_BACKEND, --config, HAL_SETTINGS.
+SAID = ("words", "environment", "config", "settings")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,10 @@ def _apart(planned: Call, found: Call) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The entries with the machine and the policy under which they were decided; ``origin`` is the file."""
+    """The entries with the machine and the policy under which they were decided; ``origin`` is the file.
+
+    ``policy``: for each of ``SAID`` its words, those of ``hal.attach``; and the ``dtype`` that was asked for.
+    """
 
     hal: str
     machine: Machine
@@ -131,10 +137,43 @@ def read_plan(path: str | Path) -> Plan:
     return Plan(
         _typed(data, "hal", str, where, ""),
         machine,
-        _typed(data, "policy", dict, where, {}),
+        _policy(_typed(data, "policy", dict, where, {}), f"{where}, policy"),
         tuple(_entry(e, f"{where}, entry {i}") for i, e in enumerate(entries)),
         str(path),
     )
+
+
+def _policy(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    _only(data, (*SAID, "dtype"), where)
+    if not isinstance(data.get("dtype"), (str, type(None))):
+        raise PolicyError(f"{where}: dtype is {data['dtype']!r:.60}; it must be text or null")
+    for who in SAID:
+        for key, value in _typed(data, who, dict, where, {}).items():
+            if key not in KEYS:
+                raise PolicyError(f"{where}.{who}: {unknown('key', key, KEYS)}")
+            allowed = ("text", *_MORE.get(key, ()))
+            if not any(_is(kind, value) for kind in allowed):
+                raise PolicyError(f"{where}.{who}: {key} is {value!r:.60}; it must be {', or '.join(allowed)}")
+    return data
+
+
+# What a word may be besides text.
+_MORE = {
+    "component_attention_backends": ("a list of text", "an object of text"),
+    "attention_backend_config": ("an object",),
+    "forbid": ("a list of text", "an object of text"),
+    "waive": ("a list of text",),
+    "fit": ("a list of text",),
+}
+
+
+def _is(kind: str, value: Any) -> bool:
+    if kind == "text":
+        return isinstance(value, str)
+    if kind == "an object":
+        return isinstance(value, dict)
+    held = value if kind == "a list of text" else list(value.values()) if isinstance(value, dict) else None
+    return isinstance(held, list) and all(isinstance(x, str) for x in held)
 
 
 def _entry(data: Any, where: str) -> Entry:
@@ -187,7 +226,7 @@ def _texts(data: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _only(data: Any, known: tuple[str, ...], where: str, required: tuple[str, ...]) -> None:
+def _only(data: Any, known: tuple[str, ...], where: str, required: tuple[str, ...] = ()) -> None:
     if not isinstance(data, dict):
         raise PolicyError(
             f"{where} is {type(data).__name__} {data!r:.60}; it must be an object with {', '.join(known)}"

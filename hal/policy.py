@@ -107,6 +107,7 @@ class Request:
     asked: str = ""
     kind: str = "force"
     target: Target = EVERYWHERE
+    owners: frozenset[int] = frozenset()  # the places that it is for (hal.context.Place.owner); empty: no matter which
 
     def __post_init__(self) -> None:
         for what, given, known in (("request mode", self.mode, MODES), ("request kind", self.kind, KINDS)):
@@ -175,6 +176,19 @@ class Policy:
         settings, limits = (*self.settings, *other.settings), (*self.limits, *other.limits)
         waive, fit, by_layer = self.waive | other.waive, self.fit | other.fit, self.by_layer or other.by_layer
         return Policy(tuple(both), waive, fit, settings, limits, by_layer, self.site)
+
+    def of(self, owner: int) -> Policy:
+        """This policy as a place sees it: what is bound to it, and nothing that is bound to others."""
+        if not any(r.owners for r in self.requests):
+            return self
+        mine = (r for r in self.requests if not r.owners or owner in r.owners)
+        return replace(self, requests=tuple(replace(r, owners=frozenset()) for r in mine))
+
+    @property
+    def lasting(self) -> Policy:
+        """What stays with a layer that is built under this policy: not what is in force for a moment only."""
+        mine = tuple(r for r in self.requests if r.kind not in ("call", "force", "request"))
+        return self if mine == self.requests else replace(self, requests=mine)
 
     def at(self, site: Site) -> Policy:
         return self if site == self.site else replace(self, site=site)
@@ -283,15 +297,25 @@ def ruled(requests: Iterable[Any], site: Any, backends: Mapping[str, Any], serve
 
 def in_order(requests: Iterable[Any], site: Any) -> list[tuple[Any, bool]]:
     """The requests that apply at a site, the strongest first, each with whether it is strict there."""
-    mine = [r for r in requests if r.mode != "forbid" and covers(r.target, site)]
-    mine.sort(key=lambda r: (KINDS.index(r.kind), _width(r)))  # stable: among equals the first counts
+    mine = [r for r in requests if r.mode != "forbid" and covers(r.target, site) and not getattr(r, "owners", ())]
+    mine.sort(key=rank)  # stable: among equals the first counts
     out = [(r, _strict(r, site)) for r in mine]
     if site.default:
         out.append((Request(site.default, source="the layer's default", kind="default"), False))
     if site.required:
         why = f"the layer, for correctness{': ' + site.why if site.why else ''}"
+        for r in mine:
+            if r.kind == "required" and r.backend != site.required:
+                raise PolicyError(
+                    f"{site.required} is required by {why}, and {r.backend} by {r.source}; one of them is wrong"
+                )
         out.insert(0, (Request(site.required, source=why, kind="required"), True))
     return out
+
+
+def rank(r: Any) -> tuple[Any, ...]:
+    """How strong a request is; the smaller the stronger."""
+    return KINDS.index(r.kind), _width(r)
 
 
 def _width(r: Any) -> tuple[bool, ...]:

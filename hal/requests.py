@@ -9,22 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from . import choices, detect, plugins
-from .catalog import Catalog
-from .context import Context, Place, changed, current
-from .decision import Decision
+from . import detect, plugins
+from .context import Place, changed, current, interned
 from .errors import PolicyError, unknown
 from .facts import Call
 from .integrations.attachment import Attachment, attachments, compiled
 from .layers.local import LocalAttention, layers
-from .policy import DENOISER, Request, Site, Target
-from .resolver import resolve
-from .settlement import settle
+from .policy import DENOISER, Request, Target
+from .run import decide_in
 
 SKIP_SOFTMAX = "skip_softmax"  # the feature that a kernel honours which can skip small tiles
 
@@ -70,7 +67,7 @@ def request(
         return
     name = catalog.per_request(attention_backend_override)
     source = source or f"hal.request(attention_backend_override={attention_backend_override!r})"
-    requests, switched = _prepared(catalog, name, attention_backend_override, model, source)
+    requests, switched = _prepared(name, attention_backend_override, model, source)
     with changed(policy=current.get().policy.with_request(*requests)):
         yield RequestScope(asked, name, skip_softmax_params, switched)
 
@@ -123,9 +120,7 @@ class _Known:
     compiled: bool
 
 
-def _prepared(
-    catalog: Catalog, name: str, spelt: str, model: Any, source: str
-) -> tuple[list[Request], tuple[str, ...]]:
+def _prepared(name: str, spelt: str, model: Any, source: str) -> tuple[list[Request], tuple[str, ...]]:
     """The requests to put in force, after every layer has shown that it can follow them."""
     here = current.get()
     if torch.compiler.is_compiling() or detect.real_platform().capturing():
@@ -141,17 +136,20 @@ def _prepared(
             f"{source}: the denoiser is under torch.compile, whose graph keeps its kernel; run it uncompiled"
         )
     components = dict.fromkeys(k.place.site.component for k in known)
-    requests = [Request(name, "require", source, "", spelt, "request", Target(c)) for c in components]
+    plain = [Request(name, "require", source, "", spelt, "request", Target(c)) for c in components]
+    owners = frozenset(k.place.owner for k in known)
+    requests = [replace(r, owners=owners) for r in plain]
+    within = interned(here, policy=here.policy.with_request(*requests))
     switched: list[str] = []
     kept: list[str] = []
-    for k in known:
-        before = _decide(catalog, k, here, ())
+    for k in {(k.place.policy, k.place.site, k.place.owner, k.call): k for k in known}.values():
+        before = decide_in(k.place.within(here), k.call, k.device_type)
         if before.chosen and "sparse" in before.chosen.backend.traits:
             raise PolicyError(
                 f"{source}: {k.place.site} runs {before.backend} by default, which is sparse; a request cannot mix with that"
             )
-        after = _decide(catalog, k, here, requests)
-        if after.request in requests and after.chosen:
+        after = decide_in(k.place.within(within), k.call, k.device_type)
+        if after.request in plain and after.chosen:
             switched.append(str(after.policy.site))
         elif after.request is not None and after.request.kind == "required":
             kept.append(f"{after.policy.site} keeps {after.request}, which it requires")
@@ -166,15 +164,6 @@ def _prepared(
     if not switched:
         raise PolicyError(f"{source}: no layer can switch: {'; '.join(dict.fromkeys(kept))}")
     return requests, tuple(dict.fromkeys(switched))
-
-
-def _decide(catalog: Catalog, k: _Known, here: Context, requests: Any) -> Decision:
-    outer = Place(here.policy.with_request(*requests), Site()).within(here)
-    context = k.place.within(outer)
-    policy = context.policy.over(choices.environment(catalog)).at(context.site)
-    if here.machine is not None:
-        return resolve(k.call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
-    return settle(k.call, detect.real_machine(detect.platform_for(k.device_type).name), catalog, policy)
 
 
 def _known(model: Any) -> list[_Known]:
@@ -195,7 +184,7 @@ def _known(model: Any) -> list[_Known]:
 
 
 def _own(layer: LocalAttention, traced: bool) -> _Known:
-    return _Known(layer.attached or layer.place, layer.call(layer.dtype), layer.device_type, traced)
+    return _Known(layer.attached or layer.place, layer.call(), layer.device_type, traced)
 
 
 def _attached(a: Attachment) -> Iterator[_Known]:
@@ -209,7 +198,7 @@ def _attached(a: Attachment) -> Iterator[_Known]:
             yield _own(layer, traced)
         told = {m.attached for m in own}
         routed = {p.key if p.policy.layered else name: p for p in a.places[name] if p not in told}
-        seen = [t.decision.call for t in a.ledger.tallies.values() if t.receipt.component == name and t.decision]
+        seen = [t.decision.call for t in list(a.ledger.tallies.values()) if t.receipt.component == name and t.decision]
         calls = seen or [Call(str(first.dtype).removeprefix("torch.") if first is not None else None)]
         for place in routed.values():
             for call in calls:

@@ -9,12 +9,13 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from . import choices, detect, log, plugins
-from .context import current, local, tally
+from .context import Context, current, local
 from .decision import Decision
 from .errors import CallError, GuardError, NoKernelError, SimulationError
 from .facts import Call
 from .fittings import Run, Varlen
-from .policy import Request
+from .ledger import Tally, tally, watching
+from .policy import Policy, Request
 from .resolver import resolve
 from .settlement import settle
 from .tensors import call_of, check_arguments, check_lengths, four_axes, varlen_call_of
@@ -113,10 +114,13 @@ def attention(
         )
         entry = remember(key, decision, runnable(decision, q, k, attn_mask))
     entry.tally.runs += 1
+    if scopes := watching.get():
+        for scope in scopes:
+            scope.count(entry.decision, entry.tally.receipt)
     try:
         return entry.run(q, k, v, attn_mask, None)
     except (RuntimeError, TypeError):  # dtypes and devices of k and v are not in the key: every look costs
-        entry.tally.runs -= 1
+        counted(entry.decision, entry.tally, -1)
         call_of(q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role)
         raise
 
@@ -176,6 +180,9 @@ def attention_varlen(
         decision = decide(call, q.device.type, backend, (q, k, v, None))
         entry = remember(key, decision, runnable(decision, q, k, None))
     entry.tally.runs += 1
+    if scopes := watching.get():
+        for scope in scopes:
+            scope.count(entry.decision, entry.tally.receipt)
     return entry.run(q, k, v, None, Varlen(cu_seqlens_q, cu_k, max_q, max_k))
 
 
@@ -199,30 +206,38 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Decision:
 
 
 def decide(call: Call, device_type: str, backend: str | None, tensors: tuple[Any, ...] = ()) -> Decision:
-    """Resolve for the active machine: a simulated one, or the one that is really here, settled."""
+    """The decision in the running context; its plan is kept to, and whoever wants to know of it is told."""
     here = current.get()
-    catalog = plugins.catalog(detect.ignored())
-    if here.machine is None and catalog.problems:
-        raise catalog.problems[0].as_error()
-    policy = here.policy.over(choices.environment(catalog)).at(here.site)
-    if backend is not None:
-        named = catalog.backend_name(backend)
-        policy = policy.with_request(Request(named, "require", f"backend={backend!r} of the call", "", backend, "call"))
-    if here.machine is not None:
-        decision = resolve(call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
-    else:
-        decision = _here(call, device_type, catalog, policy, tensors)
+    decision = decide_in(here, call, device_type, backend, tensors)
     if here.plan is not None:
         here.plan.check(decision)
     log.decided(decision)
     return decision
 
 
-def _here(call: Call, device_type: str, catalog: Any, policy: Any, tensors: tuple[Any, ...]) -> Decision:
+def decide_in(
+    here: Context, call: Call, device_type: str, backend: str | None = None, tensors: tuple[Any, ...] = ()
+) -> Decision:
+    """Resolve in a context: for its simulated machine, or for the one that is really here, settled."""
+    global _environment
+    catalog = plugins.catalog(detect.ignored())
+    if here.machine is None and catalog.problems:
+        raise catalog.problems[0].as_error()
+    if _environment is None:
+        _environment = choices.environment(catalog)
+    policy = here.policy.over(_environment).at(here.site)
+    if backend is not None:
+        named = catalog.backend_name(backend)
+        policy = policy.with_request(Request(named, "require", f"backend={backend!r} of the call", "", backend, "call"))
+    if here.machine is not None:
+        return resolve(call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
     platform = detect.platform_for(device_type)
     if platform.capturing():
         call = call.but(graph=True)
     return settle(call, detect.real_machine(platform.name), catalog, policy, tensors)
+
+
+_environment: Policy | None = None  # what the environment asks for, read at the first decision
 
 
 def decided(
@@ -281,6 +296,13 @@ def _uncaptured(run: Run, capturing: Any, decision: Decision) -> Run:
     return watched
 
 
+def counted(decision: Decision, t: Tally, runs: int = 1) -> None:
+    """Count runs for the process and for every scope around."""
+    t.runs += runs
+    for scope in watching.get():
+        scope.count(decision, t.receipt, runs)
+
+
 def _simulated(decision: Decision) -> Run:
     """A simulated machine's kernel, for where a stand-in of its package is importable here."""
     what = f"{decision.kernel} was chosen for the simulated machine ({decision.machine.origin}) and cannot run here"
@@ -308,8 +330,10 @@ def remember(key: Any, decision: Decision, run: Run) -> Entry:
 
 
 def forget() -> None:
-    """Drop every cached decision (a package was installed, a test has changed the machine).  Receipts are kept."""
+    """Drop every cached decision (a package was installed, the environment has changed).  Receipts are kept."""
+    global _environment
     _entries.clear()
+    _environment = None
 
 
 # ---- bound decisions
@@ -325,6 +349,7 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
     decision = decided(q, k, v, attn_mask, **arguments)
     run = runnable(decision, q, k, attn_mask)
     run, count = log.observed(decision, run), tally(decision)
+    counted(decision, count, 0)
     q_shape, k_shape, v_shape, dtype, *_, grad = key = _signature(q, k, v)
     mask_key, index = _mask_signature(attn_mask), q.get_device()
 
@@ -337,10 +362,13 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
         ):  # fmt: skip
             _refuse((*key, mask_key), (*_signature(q, k, v), _mask_signature(attn_mask)))
         count.runs += 1
+        if not is_dynamo_compiling():  # which can read no ContextVar
+            for scope in watching.get():
+                scope.count(decision, count.receipt)
         try:
             return run(q, k, v, attn_mask, None)
         except (RuntimeError, TypeError):  # what a kernel refuses of k and v is looked at only then: every look costs
-            count.runs -= 1
+            counted(decision, count, -1)
             if (now := _signature(q, k, v)) != key:
                 _refuse((*key, mask_key), (*now, _mask_signature(attn_mask)))
             raise

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,14 @@ class Ran(NamedTuple):
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_read_anew() -> Iterator[None]:
+    """What a test sets in the environment ends with it: hal reads it once, at the first decision."""
+    yield
+    if "hal.run" in sys.modules:
+        sys.modules["hal.run"]._environment = None
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 from hal import models, plugins, resolve
 from hal.backend import Backend
 from hal.catalog import Catalog
-from hal.errors import DeclarationError
+from hal.errors import DeclarationError, PolicyError
 from hal.facts import Call
 from hal.models import Card, Need
 from hal.policy import Policy, Request, Site
@@ -86,8 +86,22 @@ def test_a_card_requires_limits_and_forbids(need, site, requests, expected):
         assert re.search(expected, d.error)
 
 
+def test_a_card_and_a_layer_that_require_different_backends_are_refused_naming_both():
+    site = SELF._replace(required="torch_sdpa", why="its gates")
+    with pytest.raises(
+        PolicyError, match="torch_sdpa is required by the layer, .*its gates, and other by the card of m"
+    ):
+        decide(card(REQUIRE), site)
+
+
+def test_a_cards_default_is_taken_where_nobody_asks_otherwise():
+    default = Need("default", frozenset({"other"}), "faster there")
+    assert decide(card(default), SELF).backend == "other"
+    assert decide(card(default), SELF, asked("torch_sdpa")).backend == "torch_sdpa"
+
+
 def test_a_card_that_contradicts_itself_is_refused_as_it_is_written():
-    with pytest.raises(DeclarationError, match="requires one backend"):
+    with pytest.raises(DeclarationError, match="require is of one backend"):
         Need("require", frozenset({"a", "b"}), "both")
     with pytest.raises(DeclarationError, match="did you mean 'forbid'"):
         Need("forbids", frozenset({"a"}), "why")

@@ -6,7 +6,7 @@ import pytest
 
 import hal
 from hal import plugins
-from hal.names import NAMED
+from hal.backend import NAMED
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -8,7 +8,7 @@ import click
 
 from ..errors import PolicyError
 from ..fittings import fix
-from ..policy import Request, Site, Target
+from ..policy import DENOISER, Request, Site, Target
 from .options import as_json, choosing, installed, machine_of, on_machine, policy_from
 from .output import Part, Row, Screen, emit, lined, screen
 
@@ -27,7 +27,12 @@ TYPICAL = {"dtype": "bfloat16", "head_dim": 128, "heads": 24, "batch": 1, "q_len
 @choosing
 @click.option("--backend", metavar="NAME", help="Require this attention backend, as backend= of a call does.")
 @click.option("--attention-backend-override", metavar="NAME", help="One request's own choice.")
-@click.option("--component", metavar="NAME", default="", help="Where the call is made; a name of model_index.json.")
+@click.option(
+    "--component",
+    metavar="NAME",
+    default="",
+    help="Where the call is made: a name of model_index.json, perhaps with a role and a layer (transformer.cross@3).",
+)
 @click.option("--role", metavar="self|cross", help="Whether the keys are the sequence's own.")
 @click.option("--call", "calls", multiple=True, metavar="KEY=VALUE,...", help="The call; ? is unknown. See below.")
 @as_json
@@ -69,10 +74,12 @@ def command(
         return emit(explanation())
     catalog = installed()
     machine = machine_of(catalog, on, with_, without)
-    call, assumed = _call(calls, machine, role)
+    target = Target.parse(component)
+    call, assumed = _call(_placed(calls, role, target, component), machine)
+    _near_a_denoiser(target.component)
     policy = policy_from(catalog, words, config)
     policy = _of_the_call(catalog, policy, backend, attention_backend_override)
-    policy = policy.at(Site(Target.parse(component).component))
+    policy = policy.at(Site(target.component))
     if on:
         from ..resolver import resolve
 
@@ -93,15 +100,47 @@ def command(
         ctx.exit(2)
 
 
-def _call(texts: tuple[str, ...], machine: Machine, role: str | None) -> tuple[Call, list[str]]:
-    """The call, and the keys of it that were not given."""
-    from ..facts import Call
+def _keys(texts: tuple[str, ...]) -> dict[str, str]:
+    """What is written for each key of a call."""
+    pairs = (p.partition("=") for text in texts for p in text.split(","))
+    return {k.strip().lower().replace("-", "_"): x.strip().lower() for k, _, x in pairs}
 
-    keys = {p.partition("=")[0].strip().lower().replace("-", "_") for text in texts for p in text.split(",")}
+
+def _placed(texts: tuple[str, ...], role: str | None, target: Target, component: str) -> tuple[str, ...]:
+    """The texts of the call with the role and the layer that --role and --component say."""
+    keys = _keys(texts)
     if role is not None:
         if "role" in keys:
             raise PolicyError("--role and --call role=… both say the role; keep one")
-        texts = (*texts, f"role={role}")
+        texts, keys = (*texts, f"role={role}"), {**keys, "role": role.strip().lower()}
+    said = {"role": [target.role] if target.role else [], "layer": [str(n) for n in target.layers]}
+    for key, mine in said.items():
+        if mine and keys.setdefault(key, mine[0]) not in mine:
+            other = f"--role {role}" if key == "role" and role is not None else f"--call {key}={keys[key]}"
+            raise PolicyError(f"--component {component} and {other} contradict each other; drop one of them")
+        if mine and key not in _keys(texts):
+            texts = (*texts, f"{key}={mine[0]}")
+    return texts
+
+
+def _near_a_denoiser(component: str) -> None:
+    """A name that only looks like the denoiser's is taken as another component's, where a choice is not strict."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(component.lower(), ("transformer", "transformer_2", "unet"), 1, 0.75)
+    if near and not DENOISER.fullmatch(component):
+        click.echo(
+            f"hal: note: --component {component} is taken as the name of an encoder or the like; "
+            f"did you mean {near[0]!r}, which is a denoiser's?",
+            err=True,
+        )
+
+
+def _call(texts: tuple[str, ...], machine: Machine) -> tuple[Call, list[str]]:
+    """The call, and the keys of it that were not given."""
+    from ..facts import Call
+
+    keys = _keys(texts)
     assumed = [k for k in TYPICAL if k not in keys]
     base = {k: TYPICAL[k] for k in assumed}
     dtypes = machine.device(Call.parse(texts).device).dtypes

@@ -53,6 +53,7 @@ def _said(key: str, value: Any) -> str:
 @click.option("--negative-prompt", metavar="TEXT", help="What not to show.")
 @click.option("--out", metavar="FILE", help="A .png (a video becomes a contact sheet), .gif or .mp4 file.")
 @click.option("--save-output", is_flag=True, help="Without --out: a new name in the folder outputs.")
+@click.option("--force", is_flag=True, help="Replace the file of --out where there is one.")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Denoising steps; else the pipeline's own number.")
 @click.option(
     "--seed", type=int, default=0, show_default=True, metavar="N", help="The same seed gives the same picture."
@@ -76,7 +77,9 @@ def _said(key: str, value: Any) -> str:
 @click.option(
     "--attention-backend-override", metavar="NAME", help="This request's own choice, in the denoising steps only."
 )
-@click.option("--plan", metavar="FILE", help="Run what hal lock saved in this file, and nothing else.")
+@click.option(
+    "--plan", metavar="FILE", help="Run what hal lock saved in this file, and nothing else; it says the choice."
+)
 @click.option("--compile", is_flag=True, help="Put the denoiser under torch.compile; its first step takes much longer.")
 @click.option("--cuda-graph", is_flag=True, help="Compile, and capture graphs, where the device can.")
 @click.option("--ring-degree", type=click.IntRange(1), default=1, metavar="N", expose_value=False, callback=_degree)

@@ -77,6 +77,7 @@ def choosing(f: Callable[..., Any]) -> Callable[..., Any]:
         words = {k: given.pop(k) for k in KEYS}
         return f(words={k: x for k, x in words.items() if x not in (None, ())}, **given)
 
+    out: Callable[..., Any] = with_words
     for option in (
         click.option(
             "--config", metavar="FILE", help="A settings file; what is said here and in the environment comes first."
@@ -101,8 +102,8 @@ def choosing(f: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--attention-backend", metavar="NAME", help="The backend for all, strict for the transformer."),
     ):
-        f_ = option(with_words)
-    return f_
+        out = option(out)
+    return out
 
 
 def said(key: str, value: Any) -> str:

@@ -21,7 +21,7 @@ def run() -> None:
     with tempfile.TemporaryDirectory() as folder:
         print("building a tiny Wan pipeline with random weights", flush=True)
         tiny.wan().save_pretrained(folder)
-        size = ["--num-frames", "9", "--height", "64", "--width", "64", "--steps", "4"]
+        size = ["--num-frames", "9", "--height", "64", "--width", "64", "--steps", "4", "--force"]
         main(["generate", "--model-path", folder, "--prompt", PROMPT, "--out", str(OUT), *size], standalone_mode=False)
     print(f"\nthe picture: {OUT.resolve()}")
     print("what else: hal doctor, hal explain --on h100, hal matrix")

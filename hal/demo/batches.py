@@ -16,7 +16,8 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Load:
-    """One kind of batch: `clips` videos of a token grid (frames, height, width); `share` is how often it is drawn.
+    """One kind of batch: `clips` videos of a token grid (frames, height, width); `share` is how often it is drawn, `pair`
+    the chance of a second digit.
 
     `islands` > 1 puts that many such grids, far apart, into one much larger empty canvas of `space` tokens: it teaches
     far positions at the price of near ones.
@@ -25,6 +26,7 @@ class Load:
     clips: int
     grid: Grid
     share: float = 1.0
+    pair: float = 0.0
     islands: int = 1
     space: tuple[int, int] = (32, 32)
 
@@ -43,16 +45,11 @@ def coordinates(grid: Grid, corner: tuple[int, int] = (0, 0)) -> torch.Tensor:
     return torch.stack([axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")])
 
 
-def _chance_of_two(grid: Grid) -> float:
-    cells = grid[1] * grid[2]
-    return 0.0 if cells < 64 else 0.35 if cells == 64 else 0.5
-
-
 def make_batch(load: Load, codec: Codec, rng: np.random.Generator, split: str = "train") -> Batch:
     f, h, w = load.grid
     size = (f * FRAMES, h * PIXELS, w * PIXELS)
     if load.islands == 1:
-        clips = [digits.sample_clip(rng, *size, split=split, pair=_chance_of_two(load.grid)) for _ in range(load.clips)]
+        clips = [digits.sample_clip(rng, *size, split=split, pair=load.pair) for _ in range(load.clips)]
         latents = codec.encode(digits.render(clips, *size[1:])).flatten(1, 3)
         return Batch(latents, coordinates(load.grid).expand(load.clips, -1, -1), [c.caption for c in clips])
     latents = torch.zeros(load.clips, load.islands, f, h, w, CHANNELS)

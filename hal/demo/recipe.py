@@ -71,7 +71,7 @@ def build_transformer() -> Any:
 def build_scheduler() -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler
 
-    return FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=1.1, max_shift=1.6)
+    return FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=1.4, max_shift=2.1)
 
 
 def build_pipeline(codec: Codec, text_encoder: Any, transformer: Any) -> Any:

@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,23 @@ class Phase:
     lr: tuple[float, float] = (1.0, 1.0)  # multiplier of the learning rate, from the first step to the last
 
 
-PLAN = (Phase("one digit", 1500, (Load(20, (1, 5, 5)),)),)
+ONE = Load(20, (1, 5, 5))
+PLACES = (replace(ONE, share=0.15), Load(8, (1, 8, 8), 0.45), Load(3, (4, 8, 8), 0.4))
+MIXED = (
+    replace(ONE, share=0.2),
+    Load(8, (1, 8, 8), 0.2, pair=0.35),
+    Load(3, (4, 8, 8), 0.3, pair=0.35),
+    Load(2, (1, 16, 16), 0.15, pair=0.5),
+    Load(1, (4, 16, 16), 0.15, pair=0.5),
+)
+LARGE = (Load(1, (4, 16, 16), 0.5, 0.5), Load(1, (8, 8, 8), 0.3, islands=3), Load(1, (8, 32, 32), 0.2, 0.5))
+PLAN = (
+    Phase("one digit", 1500, (ONE,), (1.0, 0.9)),
+    Phase("places", 8000, PLACES, (0.9, 0.7)),
+    Phase("mixed", 20000, MIXED, (0.7, 0.3)),
+    Phase("default size", 8000, (*MIXED[2:4], Load(1, (4, 16, 16), 1.0, 0.5)), (0.3, 0.1)),
+    Phase("large", 1200, LARGE, (0.1, 0.02)),
+)
 
 
 def phase_of(step: int, plan: tuple[Phase, ...] = PLAN) -> tuple[Phase, float] | None:
@@ -49,6 +65,11 @@ def phase_of(step: int, plan: tuple[Phase, ...] = PLAN) -> tuple[Phase, float] |
             return phase, step / phase.steps
         step -= phase.steps
     return None
+
+
+def noise_shift(tokens: int) -> float:
+    """How far the noise levels lean to the high end: there digits form, and, on larger grids, find their place."""
+    return 2.2 if tokens <= 25 else 4.0 * max(1.0, tokens / 256) ** 0.25
 
 
 class Trainer:
@@ -83,7 +104,7 @@ class Trainer:
         n, tokens, _ = batch.latents.shape
         dropped = (torch.rand(n, generator=rng) < DROP_PROMPT).tolist()
         embeds, mask = self.embed(["" if drop else c for c, drop in zip(batch.captions, dropped, strict=True)])
-        shift = max(2.2, 2.0 * (tokens / 256) ** 0.25)  # digits form at high noise; large grids, higher still
+        shift = noise_shift(tokens)
         sigma = torch.sigmoid(torch.randn(n, generator=rng))
         flat = torch.rand(n, generator=rng)
         sigma = torch.where(torch.rand(n, generator=rng) < 0.1, flat, sigma)

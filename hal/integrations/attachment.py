@@ -12,10 +12,10 @@ from weakref import WeakSet
 from torch import nn
 
 from .. import choices, detect, models, plugins
-from ..context import Place, unused
+from ..context import Place, number, unused
 from ..errors import AttachError, PolicyError
 from ..layers import LocalAttention
-from ..ledger import LEDGER, Ledger, Receipt, alive
+from ..ledger import Ledger, Receipt, alive
 from ..policy import AUTOMATIC, Policy, Request
 from ..policy import Site as PolicySite
 from . import denoising
@@ -83,23 +83,15 @@ class Attachment:
         """
         before, self._attached = self._attached, False
         self._undo.close()
-        if before:
-            self.ledger.close()
-            for request in self._unused():
-                raise PolicyError(unused(request, self.ledger))
+        for request in self._unused() if before else ():
+            raise PolicyError(unused(request, self.ledger))
 
     def _unused(self) -> list[Request]:
         first: dict[Any, Request] = {}  # where the same is said of a target twice, the first counts
         for r in self.policy.requests:
             if r.kind in ("override", "global") and r.mode != "forbid":
                 first.setdefault((r.kind, r.target), r)
-        asked = list(first.values())
-        found = self.ledger.unused(asked, self.components) if self.ledger.tallies else []
-        if any(
-            map(compiled, self.parts.values())
-        ):  # a graph that an earlier attachment has traced decides nothing anew
-            found = [r for r in found if r not in LEDGER.traced]
-        return found
+        return self.ledger.unused(first.values(), self.components) if self.ledger.tallies else []
 
     def __enter__(self) -> Attachment:
         return self
@@ -156,10 +148,10 @@ def attach(model: Any, *, component: str | None = None, policy: Policy = AUTOMAT
         for request in asked.requests:
             _check_reached(request, components, model)
         policy = asked.over(models.policy(models.of(model, parts, catalog), catalog))
-        ledger = Ledger()
+        ledger, owner = Ledger(), number()
         places: dict[str, list[Place]] = {}
         for name, (sites, _) in found.items():
-            places[name] = _take_over(name, parts[name], sites, policy, ledger, undo)
+            places[name] = _take_over(name, parts[name], sites, policy, ledger, owner, undo)
         denoising.watch(model, parts, undo)
         for one in components.values():
             if one.unreached:
@@ -194,7 +186,7 @@ def _check_reached(request: Request, components: dict[str, Component], model: An
 
 def compiled(model: nn.Module) -> bool:
     """Whether torch.compile has been put on a model or a part of it."""
-    return hasattr(model, "_orig_mod") or any(getattr(m, "_compiled_call_impl", None) for m in model.modules())
+    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) for m in model.modules())
 
 
 def _parts(model: Any, component: str | None) -> dict[str, nn.Module]:
@@ -236,7 +228,13 @@ def _usual_name(model: nn.Module) -> str:
 
 
 def _take_over(
-    name: str, model: nn.Module, sites: dict[Site, nn.Module], policy: Policy, ledger: Ledger, undo: ExitStack
+    name: str,
+    model: nn.Module,
+    sites: dict[Site, nn.Module],
+    policy: Policy,
+    ledger: Ledger,
+    owner: int,
+    undo: ExitStack,
 ) -> list[Place]:
     places: list[Place] = []
     classes: dict[type[nn.Module], type[nn.Module]] = {}
@@ -246,12 +244,13 @@ def _take_over(
             own = module.place  # what surrounded its construction comes after what is said now
             undo.callback(setattr, module, "attached", module.attached)
             layer = site.layer if own.site.layer is None else own.site.layer
-            module.attached = Place(policy.over(own.policy), own.site._replace(component=name, layer=layer), ledger)
+            here = own.site._replace(component=name, layer=layer)
+            module.attached = Place(policy.over(own.policy), here, ledger, owner)
             places.append(module.attached)
             continue
-        place = Place(policy, PolicySite(name, layer=site.layer), ledger)
+        place = Place(policy, PolicySite(name, layer=site.layer), ledger, owner)
         places.append(place)
-        route = Route(place, site.layer, other_sequence(cls), "call" in site.doors)
+        route = Route(place, other_sequence(cls), "call" in site.doors)
         vars(module)["_hal_route"] = route
         if cls not in classes:
             classes[cls] = routed(cls)

@@ -43,7 +43,6 @@ def watch(model: Any, parts: dict[str, nn.Module], undo: ExitStack) -> None:
     steps = Steps()
     scheduler = None if isinstance(model, nn.Module) else getattr(model, "scheduler", None)
     if hasattr(scheduler, "step") and hasattr(scheduler, "set_timesteps"):
-        steps.begin(scheduler)
         _take(scheduler, _counting(type(scheduler), steps), undo)
     for name, part in parts.items():
         if DENOISER.fullmatch(name) and not hasattr(part, "_supports_sdpa"):

@@ -25,6 +25,7 @@ from ..settlement import settle
 from . import media, passthrough
 from .attachment import Attachment, attach
 from .loading import component_names, load, located, pipeline_class
+from .locking import planned
 from .passthrough import Passed
 
 Progress = Callable[[int, int], None]  # steps done, steps in all
@@ -53,6 +54,7 @@ def generate(
     prompt: str,
     *,
     out: str | os.PathLike[str] | None = None,
+    force: bool = False,
     steps: int | None = None,
     seed: int = 0,
     frames: int | None = None,
@@ -73,11 +75,13 @@ def generate(
     """Load the pipeline in the folder ``model_path``, run it on ``prompt`` with hal attached, and save the result.
 
     ``out`` ends in ``.png`` (a video becomes a contact sheet), ``.gif`` or ``.mp4``; it is written whole or not at all.
-    None: a new name in ``outputs``.  ``device`` is the active platform's unless given; ``dtype`` is the one the weights
+    A file that is there is an error unless ``force``; one that comes there while this runs stays, and the name gets a
+    number.  None: a new name in ``outputs``.  ``device`` is the active platform's unless given; ``dtype`` is the one the weights
     were saved in unless given.  ``model_variant`` is that of the weight files, or a folder inside.
 
     The words of ``hal.attach`` say what is chosen (``attention_backend=…``); the environment comes after them, and then
-    ``config``, a settings file.  ``plan`` is a file of ``hal lock``, and nothing else than it has may run.
+    ``config``, a settings file.  ``plan`` is a file of ``hal lock``: it says all of that, and nothing else than it has
+    may run.
     ``attention_backend_override`` is this request's own choice in the denoiser.
     ``runtime="diffusers"`` leaves the attention to diffusers; ``attention_backend`` is then one of its names.
     ``compile`` puts the denoiser under ``torch.compile``, ``cuda_graph`` has that capture graphs too.  All other
@@ -93,12 +97,13 @@ def generate(
     override = attention_backend_override
     others = {"attention_backend_override": override, "config": config, "plan": plan}
     _combined(runtime, words, others, "compile" if compile else "cuda_graph" if cuda_graph else "", said)
-    planned = None if plan is None else read_plan(plan)
-    if planned is not None:
-        words = {**planned.policy.get("words", {}), **words}
-        dtype = dtype or planned.policy.get("dtype")
+    locked = None if plan is None else read_plan(plan)
+    if locked is not None:
+        dtype = dtype or locked.policy.get("dtype")
     folder, variant = located(model_path, model_variant, said)
     path = None if out is None else media.writable(out)
+    if path is not None:
+        media.free(path, force, said("force", True))
     cls = pipeline_class(folder)
     given = {"num_inference_steps": steps, "num_frames": frames, **arguments}
     call = {key: value for key, value in given.items() if value is not None}
@@ -107,7 +112,7 @@ def generate(
     device = device or current_platform().device_type
     if cuda_graph:
         _check_graphs(device, said)
-    attention = _attention(runtime, words, override, config, planned, component_names(folder), said)
+    attention = _attention(runtime, words, override, config, locked, component_names(folder), said)
     pipeline = load(folder, dtype, variant)
     try:
         pipeline = pipeline.to(device)
@@ -130,7 +135,7 @@ def generate(
             raise _told(e, cls, ran, compiled, said) from e
     seconds = time.perf_counter() - start
     images = _images(made, cls.__name__)
-    path = media.save(images, path, fps, new=out is None)
+    path = media.save(images, path, fps, new=out is None or not force)
     attachment = ran if isinstance(ran, Attachment) else None
     receipts = tuple(attachment.receipts()) if attachment else ()
     passed = () if isinstance(ran, Attachment) else ran
@@ -150,16 +155,34 @@ def _combined(runtime: str, words: dict[str, Any], others: dict[str, Any], graph
             f"{said(graphs, True)} and {said('attention_backend_override', override)} exclude each other: a compiled or captured "
             "graph keeps the kernel that it has seen; drop one of them"
         )
+    if others["plan"] is not None:
+        _with_plan(said("plan", others["plan"]), words, others, graphs, said)
     if runtime == "hal":
         return
     hals = {k: x for k, x in words.items() if k != "attention_backend"}
     hals |= {k: x for k, x in others.items() if x is not None}
     for key, value in hals.items():
-        text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         raise PolicyError(
-            f"{said(key, text)} is for hal and cannot go with {said('runtime', runtime)}: diffusers sets one backend for "
+            f"{said(key, _as_text(value))} is for hal and cannot go with {said('runtime', runtime)}: diffusers sets one backend for "
             f"a whole model, by its name alone; drop {said('runtime', runtime)}, or give only the attention backend"
         )
+
+
+def _with_plan(plan: str, words: dict[str, Any], others: dict[str, Any], graphs: str, said: Any) -> None:
+    if graphs:
+        raise PolicyError(
+            f"{plan} and {said(graphs, True)} exclude each other: hal lock saves the calls of a pipeline that is not "
+            "compiled, and a traced layer makes others; drop one of them"
+        )
+    for key, value in {**words, **{k: x for k, x in others.items() if k != "plan" and x is not None}}.items():
+        raise PolicyError(
+            f"{plan} and {said(key, _as_text(value))} exclude each other: the plan says what is chosen; drop one of them, "
+            "or give hal lock the choice and save a new plan"
+        )
+
+
+def _as_text(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _makes_videos(cls: type) -> bool:
@@ -196,7 +219,10 @@ def _attention(
     """What runs a pipeline's attention: a context for the pipeline.  Every name is checked now."""
     if runtime == "hal":
         catalog = plugins.catalog(detect.ignored())
-        policy = choices.asked(catalog, words, config, components=components, said=said)
+        if plan is not None:
+            policy = planned(plan, catalog, components)
+        else:
+            policy = choices.asked(catalog, words, config, components=components, said=said)
         if override is not None:
             try:
                 catalog.per_request(override)

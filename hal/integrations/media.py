@@ -38,6 +38,12 @@ def writable(out: str | os.PathLike[str]) -> Path:
     return path
 
 
+def free(path: Path, force: bool, fix: str) -> None:
+    """Raises AttachError, which tells the ``fix``, for a file that is there already, unless it may be replaced."""
+    if path.exists() and not force:
+        raise AttachError(f"cannot write {str(path)!r}: there is such a file; {fix} replaces it")
+
+
 def generated(prompt: str, seed: int, suffix: str) -> Path:
     """A name in the folder ``outputs`` here, from the prompt and the seed; :func:`save` makes it new.  Raises AttachError."""
     folder = Path("outputs")

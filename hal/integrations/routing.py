@@ -41,7 +41,6 @@ class Route:
     """What the calls of one site say to hal."""
 
     place: context.Place
-    layer: int | None = None
     other: tuple[str, int] | None = None
     intercept: bool = False
 
@@ -140,13 +139,8 @@ def _run(
             given = {name: value for name, value in arguments.items() if value is not None}
             key = route.place.layer_key if context.local.by_layer is True else route.place.key
             return placed(q, k, v, key, given)
-        around = context.current.set(route.place.within(context.current.get()))
-        position = context._position.set(context.where()._replace(layer=route.layer))
-        try:
+        with route.place.entered():
             return attention(q, k, v, **arguments)
-        finally:
-            context._position.reset(position)
-            context.current.reset(around)
     finally:
         _here.stack.pop()
 

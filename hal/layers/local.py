@@ -9,14 +9,14 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from .. import detect, plugins
-from ..context import Place, current, local, tally
+from .. import detect, log, plugins
+from ..context import Place, current, local
 from ..decision import Decision
 from ..errors import CallError, NoKernelError
 from ..facts import Call, dtype_name
-from ..ledger import alive
+from ..ledger import alive, receipt_of, tally, watching
 from ..policy import ROLES, Site
-from ..run import attention, decide
+from ..run import attention, decide_in
 
 _layers: WeakSet[LocalAttention] = WeakSet()
 
@@ -72,39 +72,37 @@ class LocalAttention(nn.Module):
             frozenset(map(name, [supported_backends] if isinstance(supported_backends, str) else supported_backends)),
             why,
         )
-        self.place = Place(here.policy, site)
+        self.place = Place(here.policy.lasting, site)
         self.attached: Place | None = None  # set by hal.attach
         self.decision: Decision | None = None  # what was chosen at construction; None: deferred
         self.dtype = dtype or torch.get_default_dtype()
-        self.device_type = torch.device(device).type if device is not None else detect.real_platform().device_type
-        call = self.call(self.dtype)
-        if deferred:
-            for ledger in here.ledgers[1:]:
-                ledger.deferred.add(site.component)
-        else:
-            self._choose(call)
+        given = "meta" if device is None else torch.device(device).type
+        self.device_type = detect.real_platform().device_type if given == "meta" else given
+        if not deferred:
+            self._choose()
+        for ledger in watching.get() if deferred else ():
+            ledger.deferred.add(site)
         _layers.add(self)
 
-    def call(self, dtype: torch.dtype) -> Call:
+    def call(self) -> Call:
         """What is known of a call before there is one."""
         scale = "default" if self.scale is None else self.scale
         open_ended: dict[str, Any] = dict.fromkeys(("batch", "q_len", "kv_len", "mask", "mask_shape", "grad"))
         return Call(
-            dtype_name(dtype), self.head_dim, heads=self.heads, kv_heads=self.kv_heads, causal=self.causal, scale=scale,
-            role=self.role, **open_ended,
+            dtype_name(self.dtype), self.head_dim, heads=self.heads, kv_heads=self.kv_heads, causal=self.causal,
+            scale=scale, role=self.role, **open_ended,
         ).checked()  # fmt: skip
 
-    def _choose(self, call: Call) -> None:
-        token = current.set(self.place.within(current.get()))
-        try:
-            decision = decide(call, self.device_type, None)
-            if decision.request is not None:  # automatic choice waits for what is still open
-                if decision.chosen is None:
-                    raise NoKernelError(decision.error or "", decision)
-                self.decision = decision
-            tally(decision)
-        finally:
-            current.reset(token)
+    def _choose(self) -> None:
+        decision = decide_in(self.place.within(current.get()), self.call(), self.device_type)
+        if decision.request is not None:  # automatic choice waits for what is still open
+            if decision.chosen is None:
+                raise NoKernelError(decision.error or "", decision)
+            self.decision = decision
+            log.decided(decision)
+        receipt = receipt_of(decision) if self.decision is None else tally(decision).receipt
+        for ledger in watching.get():
+            ledger.count(decision, receipt, 0)
 
     def __setstate__(self, state: Any) -> None:  # a copy is a layer too
         super().__setstate__(state)
@@ -136,11 +134,10 @@ class LocalAttention(nn.Module):
             given = {name: value for name, value in arguments.items() if value is not None}
             place = self.attached or self.place
             return placed(q, k, v, place.layer_key if local.by_layer is True else place.key, given)
-        token = current.set((self.attached or self.place).within(current.get()))
-        try:
+        place = self.attached or self.place
+        vars(self).update(dtype=q.dtype, device_type=q.device.type)  # as its calls are, whatever was thought before
+        with place.entered():
             return attention(q, k, v, **arguments)
-        finally:
-            current.reset(token)
 
     def extra_repr(self) -> str:
         kv = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""

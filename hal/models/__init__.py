@@ -18,7 +18,7 @@ from ..rules import Limits, check, compiled
 if TYPE_CHECKING:
     from ..catalog import Catalog
 
-WORDS = ("require", "only", "forbid")
+WORDS = ("require", "only", "forbid", "default")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Need:
     """What a model's component needs, and why.
 
     ``require``: its attention is wrong under any other backend, so this one outranks every choice.  ``only``: it takes
-    no other, so that an explicit other one is refused.  ``forbid``: never these.
+    no other, so that an explicit other one is refused.  ``forbid``: never these.  ``default``: this one where nobody asks
+    otherwise and it fits.
     ``target`` is a role or layers of the component that matched (``.cross``, ``@0-2``), another component's name, or
     empty: all of the component that matched.
     """
@@ -40,8 +41,8 @@ class Need:
     def __post_init__(self) -> None:
         if self.word not in WORDS:
             raise DeclarationError(unknown("word of a model card", self.word, WORDS))
-        if self.word == "require" and len(self.backends) != 1:
-            raise DeclarationError(f"a model card requires one backend, not {sorted(self.backends)}")
+        if self.word in ("require", "default") and len(self.backends) != 1:
+            raise DeclarationError(f"a model card's {self.word} is of one backend, not {sorted(self.backends)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +120,8 @@ def policy(matches: Iterable[Found], catalog: Catalog) -> Policy:
                 if need.word == "require":
                     requests.append(Request(backend, "require", source, kind="required", target=target))
                 elif backend in catalog.backends:
-                    requests.append(Request(backend, "forbid", source, kind="required", target=target))
+                    mode, kind = ("forbid", "required") if need.word == "forbid" else ("require", "default")
+                    requests.append(Request(backend, mode, source, kind=kind, target=target))
     return (
         Policy(tuple(dict.fromkeys(requests)), limits=tuple(dict.fromkeys(limits))) if requests or limits else AUTOMATIC
     )

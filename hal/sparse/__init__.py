@@ -15,6 +15,9 @@ from .blockmask import BlockMask
 from .executor import EXECUTORS, Executor, block_sparse_attention, execute, register
 from .order import Order
 from .selection import cumulative, kth_value, pool, top_k
+from .triton import EXECUTOR
+
+register(EXECUTOR)
 
 __all__ = [
     "EXECUTORS",

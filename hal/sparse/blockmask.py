@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -113,9 +113,8 @@ class BlockMask:
         if self.keep.device == device:
             return self
         if device not in self.plans:
-            valid = (None if t is None else t.to(device) for t in (self.q_valid, self.kv_valid))
-            sizes = self.q_len, self.kv_len, self.block_q, self.block_k
-            self.plans[device] = BlockMask(self.keep.to(device), *sizes, *valid)
+            q_valid, kv_valid = (None if t is None else t.to(device) for t in (self.q_valid, self.kv_valid))
+            self.plans[device] = replace(self, keep=self.keep.to(device), q_valid=q_valid, kv_valid=kv_valid, plans={})
         moved: BlockMask = self.plans[device]
         return moved
 
@@ -138,7 +137,8 @@ class BlockMask:
         }  # fmt: skip
         index, count = self._all(self.keep)
         if not ragged:
-            return FlexMask.from_kv_blocks(torch.zeros_like(count), index, count, index, **shared)
+            none = torch.zeros_like(count), torch.zeros_like(index)  # tensors of their own: inductor's C++ cannot alias
+            return FlexMask.from_kv_blocks(*none, count, index, **shared)
         sizes, block = self.kv_sizes.to(torch.int32), self.block_k
 
         def valid(b: Any, h: Any, q: Any, kv: Any) -> Any:

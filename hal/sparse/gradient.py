@@ -73,5 +73,5 @@ def _head(
                     db += ds.sum(1)
             dq[c.rows] = piece.reshape(-1, *dq.shape[1:])
             for total, d in zip(sums, (dk, dv, db)):
-                total.index_add_(0, c.index, d.reshape(-1, total.shape[1]))
+                total.index_add_(0, c.blocks, d.reshape(-1, total.shape[1]))
     return dq.flatten(0, 1)[: rows[0].shape[0]]

@@ -21,7 +21,7 @@ class Group(NamedTuple):
     kept: int
     first: list[int]  # [runs]: the first query block of each
     rows: Tensor  # int32 [runs * length]: their query blocks
-    index: Tensor  # int32 [runs, kept]: the blocks they keep, ascending
+    blocks: Tensor  # int32 [runs, kept]: the blocks they keep, ascending
     span: list[int]  # [runs]: the first kept block where they are all adjacent, else -1
     partial: bool  # some kept block has fewer keys than slots
 

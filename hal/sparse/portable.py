@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
     """Some runs of a group: m of them, M queries each, N gathered keys."""
 
     rows: Tensor | slice  # query blocks
-    index: Tensor  # int32 [m * kept], flat
+    blocks: Tensor  # int32 [m * kept], flat: the blocks that they keep
     m: int
     span: int  # as Group.span, where m is 1; else -1
     masked: bool
@@ -57,7 +57,7 @@ def chunks(group: Group, most: int, biased: bool) -> Iterator[Chunk]:
         rows: Tensor | slice = group.rows[i * n : (i + m) * n]
         if first[-1] - first[0] == (m - 1) * n:  # rising, so adjacent: no gather
             rows = slice(first[0], first[0] + m * n)
-        yield Chunk(rows, group.index[i : i + m].view(-1), m, group.span[i] if m == 1 else -1, biased or group.partial)
+        yield Chunk(rows, group.blocks[i : i + m].view(-1), m, group.span[i] if m == 1 else -1, biased or group.partial)
 
 
 class Keys:
@@ -81,10 +81,10 @@ class Keys:
         """k [m, 1, N, D], v [m, 1, N, Dv], additive mask [m, 1, 1, N] or None."""
         if c.span >= 0:
             a = c.span * self.block
-            z = a + c.index.numel() * self.block
+            z = a + c.blocks.numel() * self.block
             bias = self.bias.view(-1)[a:z][None, None, None] if c.masked and self.bias is not None else None
             return self.k[a:z][None, None], self.v[a:z][None, None], bias
-        n, at, taken = c.index.numel() * self.block, 0, []
+        n, at, taken = c.blocks.numel() * self.block, 0, []
         for name in ("k", "v"):
             x = getattr(self, name)
             if not x.is_contiguous():  # once per head; a copy gathers faster than rows with strides
@@ -93,11 +93,11 @@ class Keys:
             if self.buffer is not None:
                 out = self.buffer[at : at + n * x.shape[1]].view(-1, self.block * x.shape[1])
                 at += out.numel()
-            x = torch.index_select(x.view(-1, self.block * x.shape[1]), 0, c.index, out=out)  # type: ignore[arg-type]
+            x = torch.index_select(x.view(-1, self.block * x.shape[1]), 0, c.blocks, out=out)
             taken.append(x.view(c.m, 1, n // c.m, -1))
         bias = None
         if c.masked and self.bias is not None:
-            bias = self.bias.index_select(0, c.index).view(c.m, 1, 1, -1)
+            bias = self.bias.index_select(0, c.blocks).view(c.m, 1, 1, -1)
         return taken[0], taken[1], bias
 
 
@@ -141,11 +141,12 @@ def groups_of(made: Plan, i: int, j: int) -> list[Group]:
 
 def _gathered(made: Plan, most: int) -> int:
     """The largest number of blocks that a chunk gathers."""
-    sizes = [
-        c.index.numel()
-        for head in made.heads for groups in head for g in groups for c in chunks(g, most, False) if c.span < 0
-    ]  # fmt: skip
-    return max(sizes, default=0)
+    largest = 0
+    for g in (g for head in made.heads for groups in head for g in groups):
+        m = min(len(g.first), max(1, most // g.kept))
+        if m > 1 or min(g.span) < 0:
+            largest = max(largest, m * g.kept)
+    return largest
 
 
 def _head(
@@ -182,7 +183,7 @@ _FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool) -> Result:
     """Dense attention of a batch: q [m, 1, M, D], k [m, 1, N, D], v [m, 1, N, Dv], bias [m, 1, 1, N]; LSE [m, M]."""
     if q.device.type == "cpu" and _FLASH is not None and q.shape[-1] == v.shape[-1]:
-        out, stat = _FLASH(q, k, v, 0.0, False, attn_mask=None if bias is None else bias.to(q.dtype), scale=scale)
+        out, stat = _FLASH(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
         stat = stat[:, 0]
     else:  # these may hold the scores, so some of the queries at once
         step = max(1, 8 * MIB // (q.shape[0] * k.shape[2]))
@@ -198,7 +199,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, l
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool) -> tuple[Tensor, Any]:
     if not lse:
-        return F.scaled_dot_product_attention(q, k, v, None if bias is None else bias.to(q.dtype), scale=scale), None
+        return F.scaled_dot_product_attention(q, k, v, bias, scale=scale), None
     scores, stat = _scores(q, k, bias, scale)
     return ((scores - stat[..., None]).exp() @ wide(v)).to(q.dtype), stat[:, 0]
 
@@ -232,4 +233,5 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
         from .gradient import backward
 
-        return (*backward(*ctx.saved_tensors, d_out, d_lse, *ctx.rest), None, None, None)
+        q, k, v, bias, out, lse = ctx.saved_tensors
+        return (*backward(q, k, v, bias, out, lse, d_out, d_lse, *ctx.rest), None, None, None)

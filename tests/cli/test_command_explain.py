@@ -221,3 +221,49 @@ def test_the_help_lists_every_call_key(hal):
 
     listed = hal("explain", "--help").out.partition("Call keys:")[2].partition(".")[0].split()
     assert sorted(listed) == sorted(set(KEYS) - set(CONTIGUOUS))  # contiguous stands for the three of them
+
+
+PLACED = [
+    # the options; role and layer of the call
+    ("--component transformer.cross", "cross", None),
+    ("--component transformer.cross@3-5", "cross", 3),
+    ("--component transformer@3-5 --call layer=4", None, 4),
+    ("--component transformer.cross --role cross", "cross", None),
+    ("--component transformer.self@2 --call role=self,layer=2", "self", 2),
+]
+
+
+@pytest.mark.parametrize("options, role, layer", PLACED)
+def test_a_component_says_role_and_layer_too(hal, options, role, layer):
+    own = ["--component-attention-backends", "transformer.cross=torch_cudnn_sdpa"]
+    found = hal("explain", "--on", "h100", *options.split(), *own, "--json").json
+    assert found["call"]["layer"] == layer
+    assert found["call"]["role"] == role or role is None
+    assert (found["backend"] == "torch_cudnn_sdpa") == (role == "cross")
+
+
+@pytest.mark.parametrize(
+    "options, other",
+    [
+        ("transformer.cross --role self", "--role self"),
+        ("transformer.cross --call role=self", "--call role=self"),
+        ("transformer@0-2 --call layer=3", "--call layer=3"),
+    ],
+)
+def test_a_component_and_a_call_must_not_contradict_each_other(hal, options, other):
+    ran = hal("explain", "--on", "h100", "--component", *options.split())
+    assert ran.code == 2
+    assert ran.err == f"hal: --component {options.split()[0]} and {other} contradict each other; drop one of them\n"
+
+
+@pytest.mark.parametrize(
+    "name, near", [("tranformer", "transformer"), ("transformer2", "transformer"), ("unett", "unet")]
+)
+def test_a_name_that_only_looks_like_the_denoisers_is_noted(hal, name, near):
+    ran = hal("explain", "--on", "h100", "--component", name)
+    assert ran.code == 0 and f"note: --component {name}" in ran.err and f"did you mean '{near}" in ran.err
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer_2", "unet", "text_encoder", "vae", "controlnet"])
+def test_a_known_name_is_not_noted(hal, name):
+    assert "note" not in hal("explain", "--on", "h100", "--component", name).err

@@ -161,6 +161,12 @@ MISTAKES = [
     ("--out cat.gif --cuda-graph --device cpu", "--cuda-graph: cpu cannot capture graphs"),
     ("--out cat.gif --compile --attention-backend-override torch_sdpa", "--compile and --attention-backend-override torch_sdpa exclude each other"),
     ("--out cat.gif --cuda-graph --attention-backend-override fa", "--cuda-graph and --attention-backend-override fa exclude each other"),
+    ("--out cat.gif --plan none.json --compile", "--plan none.json and --compile exclude each other"),
+    ("--out cat.gif --plan none.json --cuda-graph", "--plan none.json and --cuda-graph exclude each other"),
+    ("--out cat.gif --plan none.json --attention-backend fa", "--plan none.json and --attention-backend fa exclude each other: the plan says what is chosen"),
+    ("--out cat.gif --plan none.json --forbid fa --config c.yaml", "--plan none.json and --forbid fa exclude each other"),
+    ("--out cat.gif --plan none.json --config c.yaml", "--plan none.json and --config c.yaml exclude each other"),
+    ("--out cat.gif --plan none.json --attention-backend-override fa", "and --attention-backend-override fa exclude each other"),
     ("--out cat.gif --model-variant fp16", "--model-variant fp16: "),
     ("--out cat.jpg", "ends in one of .png, .gif, .mp4"),
     ("--out cat.gif --seed x", "'x' is not a valid integer"),
@@ -196,9 +202,9 @@ def test_a_settings_file_comes_after_the_command_line_and_the_environment(run, t
         SDPA,
         "settings.yaml, line 3, component_attention_backends: text_encoder=fa",
     )
-    got = receipt(run("ltx", "--out cat.gif --config settings.yaml", HAL_ATTENTION_BACKEND="torch_sdpa").out)
+    got = receipt(run("ltx", "--out cat.gif --force --config settings.yaml", HAL_ATTENTION_BACKEND="torch_sdpa").out)
     assert got["transformer.self"] == (SDPA, "HAL_ATTENTION_BACKEND=torch_sdpa")
-    got = receipt(run("ltx", "--out cat.gif --config settings.yaml --attention-backend fa").out)
+    got = receipt(run("ltx", "--out cat.gif --force --config settings.yaml --attention-backend fa").out)
     assert got["transformer.self"] == (SDPA, "--attention-backend fa"), "the file's fallback is that of the words too"
     file.write_text("attention_backend: torch_sdpa\natention_fallback: declared\n")
     ran = run("ltx", "--out no.gif --config settings.yaml")
@@ -217,7 +223,7 @@ def test_diffusers_runs_it_and_the_receipt_says_so(run):
     assert "diffusers ran the attention; hal was not attached" in ran.out
     assert "_native_math" in ran.out and "2 of 2" in ran.out and "torch_sdpa" not in ran.out
     assert "HAL_ATTENTION_BACKEND is for hal" in ran.err
-    assert "diffusers' own choice" in run("flux", "--out cat.png --backend diffusers").out
+    assert "diffusers' own choice" in run("flux", "--out cat.png --force --backend diffusers").out
 
 
 def test_a_pipeline_that_ignores_diffusers_backends_is_refused(run, tmp_path):
@@ -232,7 +238,28 @@ def test_a_plan_runs_as_it_was_locked_or_not_at_all(hal, run, folders, tmp_path)
     assert hal("lock", *path, "--attention-backend", "torch_sdpa", "--out", str(tmp_path / "plan.json")).code == 0
     ran = run("flux", "--out cat.png --plan plan.json")
     assert ran.code == 0, ran.err
-    assert receipt(ran.out)["transformer.self"] == GLOBAL
-    ran = run("flux", "--out no.png --plan plan.json --kernel sdpa.math")
-    assert ran.code == 2 and "shall run torch_sdpa by sdpa.cpu, and here it would be torch_sdpa by sdpa.math" in ran.err
+    assert receipt(ran.out)["transformer.self"] == (SDPA, "plan plan.json, attention_backend: torch_sdpa")
+    ran = run("flux", "--out no.png --plan plan.json --height 16")
+    assert ran.code == 2 and "plan plan.json: transformer.self@0 has no such call: q_len is" in ran.err
     assert not (tmp_path / "no.png").exists()
+
+
+def test_a_plan_has_what_its_settings_file_said(hal, run, folders, tmp_path):
+    (tmp_path / "settings.yaml").write_text("attention_backend: fa\nattention_fallback: declared\n")
+    path = ["--model-path", str(folders / "flux"), "--height", "8", "--width", "8", "--prompt", "A cat walking"]
+    made = hal("lock", *path, "--config", str(tmp_path / "settings.yaml"), "--out", str(tmp_path / "plan.json"))
+    assert made.code == 0 and "settings.yaml, line 1, attention_backend: fa" in made.out
+    (tmp_path / "settings.yaml").unlink()
+    ran = run("flux", "--out cat.png --plan plan.json")
+    assert ran.code == 0, ran.err
+    assert receipt(ran.out)["transformer.self"] == (SDPA, "plan plan.json, attention_backend: fa")
+
+
+def test_a_file_that_is_there_is_replaced_only_by_force(run, tmp_path):
+    (tmp_path / "cat.png").write_bytes(b"mine")
+    ran = run("flux", "--out cat.png")
+    assert ran.code == 2 and ran.err == "hal: cannot write 'cat.png': there is such a file; --force replaces it\n"
+    assert (tmp_path / "cat.png").read_bytes() == b"mine"
+    assert run("flux", "--out cat.png --force").code == 0
+    assert (tmp_path / "cat.png").read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in tmp_path.iterdir()] == ["cat.png"]

@@ -172,6 +172,7 @@ def test_a_sparse_default_is_not_mixed_with_it(stand_ins, monkeypatch):
             with around, switch(m):
                 raise AssertionError
     monkeypatch.setenv("HAL_ATTENTION_BACKEND", "tiles")
+    hal.forget()
     with pytest.raises(PolicyError, match="runs tiles by default, which is sparse"), switch(m):
         raise AssertionError
 

@@ -131,7 +131,6 @@ TABLE = {
         ("transformer.self", "card:transformer=sol force=fa", "", "sol by card", "taken outranked"),
         ("transformer.cross", "card:transformer.self=sol cli=fa", "", "fa by cli", "taken"),
         ("transformer.cross", "required=sol cli=fa", "sol!", "refused by required", "refused outranked"),  # no replacement for it
-        ("transformer.self", "card:transformer=fa required=sage", "", "sage by required", "taken outranked"),
     ],
     "D: a sparse backend is replaced by a compatible dense one in cross-attention": [
         ("transformer.self", "cli=sol", "", "sol by cli", "taken"),

@@ -35,7 +35,7 @@ def forward(
     stride_ob, stride_oh, stride_os,
     stride_ib, stride_ih, stride_iq,
     stride_cb, stride_ch, stride_cq,
-    stride_validb, stride_biasb,
+    stride_validb, stride_biasb, stride_biash,
     q_len, groups, scale_log2,
     HEAD_DIM: tl.constexpr, D: tl.constexpr,  # D: HEAD_DIM padded to a power of two
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,  # the mask's blocks
@@ -76,7 +76,7 @@ def forward(
     if RAGGED:
         Valid += batch * stride_validb
     if BIAS:
-        Bias += batch * stride_biasb
+        Bias += batch * stride_biasb + kv_head * stride_biash
 
     top = tl.full((TILE_Q,), -float("inf"), tl.float32)
     total = tl.zeros((TILE_Q,), tl.float32)

@@ -7,15 +7,45 @@ from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
+import triton
 from torch import Tensor
 
-import triton
-
 from ...errors import CallError
+from ..blockmask import BlockMask
 from .kernel import forward
-from .tiles import ARCHS, DTYPES, INTERPRETED, MAX_HEAD_DIM, Tile, tile_of, tiles_for
+from .tiles import ARCHS, DTYPES, INTERPRETED, MAX_HEAD_DIM, tile_of, tiles_for
 
 INTERPRETER = not isinstance(forward, triton.JITFunction)  # TRITON_INTERPRET was set when the kernel was imported
+
+
+def run(
+    q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float, bias: Tensor | None, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """As ``hal.sparse.Executor`` says."""
+    if "triton" not in mask.plans:
+        full = mask.kv_valid is None and mask.kv_len % mask.block_k == 0
+        mask.plans["triton"] = None if full else mask.kv_sizes.to(torch.int32)
+    index, counts = mask.lists
+    valid = mask.plans["triton"]
+    sizes = {"block_q": mask.block_q, "block_k": mask.block_k}
+    out, stats = block_sparse(q, k, v, index, counts, valid=valid, scale=scale, bias=bias, **sizes)
+    return out, stats if lse else None
+
+
+def refusal(q: Tensor, v: Tensor) -> str | None:
+    """What the kernel does not take of these tensors, or None."""
+    dtypes = (*DTYPES, "float32") if INTERPRETER else DTYPES
+    if (dtype := str(q.dtype).removeprefix("torch.")) not in dtypes:
+        return f"it takes {', '.join(dtypes)}, and q is {dtype}"
+    if not q.shape[-1] == v.shape[-1] <= MAX_HEAD_DIM:
+        return f"it takes one head_dim up to {MAX_HEAD_DIM}; q has {q.shape[-1]} and v {v.shape[-1]}"
+    if INTERPRETER:
+        return None
+    if q.device.type != "cuda":
+        return f"it runs on cuda, and q is on {q.device.type}"
+    if (arch := _arch(q.device)) not in ARCHS:
+        return f"it was not compiled and checked for {arch}; allowed: {', '.join(ARCHS)}"
+    return None
 
 
 def block_sparse(
@@ -34,17 +64,23 @@ def block_sparse(
     """(out [B, H, Sq, D] in q's dtype, LSE [B, H, Sq] in float32, natural): softmax over the keys of the listed blocks.
 
     q [B, H, Sq, D], k and v [B, Hk, Sk, D] in block order, of any strides; query head h reads key head h // (H / Hk).
-    index [B, H, nq, max] and counts [B, H, nq], int32: the key blocks of each query block, each once; entries from the
-    count on are not read.  valid [nk] or [B, nk], int32: how many of a block's first slots are keys, at most those that
-    k has; what the others hold is never used.  None says that all are, which is faster.  bias [B, Sk] is added to the
-    scaled scores; -inf hides a key.  Rows without keys are 0 and -inf.
+    index [B, H, nq, max] and counts [B, H, nq], int32, B and H 1 for all: the key blocks of each query block, each once;
+    entries from the count on are not read.  valid [nk] or [B, nk], int32: how many of a block's first slots are keys, at
+    most those that k has; what the others hold is never used.  None says that all are, which is faster.  bias [B, Sk] or
+    [B, Hk, Sk] is added to the scaled scores; -inf hides a key.  Rows without keys are 0 and -inf.  There is no gradient.
 
     Raises CallError for a dtype, head_dim or device that the kernel does not take.
     """
-    tile = _tile(q, k, v, block_q, block_k)
-    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    if text := refusal(q, v):
+        raise CallError(f"the Triton kernel cannot serve this: {text}")
     batch, heads, q_len, head_dim = q.shape
-    kv_len = k.shape[2]
+    kv_heads, kv_len = k.shape[1:3]
+    tile = INTERPRETED if INTERPRETER else tile_of(tiles_for(_arch(q.device), head_dim), block_q, block_k)
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    index, counts = index.expand(batch, heads, -1, -1), counts.expand(batch, heads, -1)
+    if bias is not None:
+        bias = (bias[:, None] if bias.ndim == 2 else bias).expand(batch, kv_heads, kv_len)
+        bias = bias if bias.stride(-1) == 1 else bias.contiguous()
     # The interpreter cuts float32 to bfloat16 where a GPU rounds.
     upcast = INTERPRETER and q.dtype is torch.bfloat16
     out = torch.empty(q.shape, dtype=torch.float32 if upcast else q.dtype, device=q.device)
@@ -61,36 +97,14 @@ def block_sparse(
             q, k, v, out, lse, index, counts, valid, bias,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
             *index.stride()[:3], *counts.stride(),
-            0 if valid is None or valid.ndim == 1 else valid.stride(0), 0 if bias is None else bias.stride(0),
-            q_len, heads // k.shape[1], (head_dim**-0.5 if scale is None else scale) * math.log2(math.e),
+            0 if valid is None or valid.ndim == 1 else valid.stride(0), *((0, 0) if bias is None else bias.stride()[:2]),
+            q_len, heads // kv_heads, (head_dim**-0.5 if scale is None else scale) * math.log2(math.e),
             HEAD_DIM=head_dim, D=max(16, triton.next_power_of_2(head_dim)),
             BLOCK_Q=block_q, BLOCK_K=block_k, TILE_Q=tile.q, TILE_K=tile.k,
             RAGGED=valid is not None, BIAS=bias is not None, UPCAST=upcast,
             **tile.options,
         )  # fmt: skip
     return out.to(q.dtype), lse
-
-
-def _tile(q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int) -> Tile:
-    dtype = str(q.dtype).removeprefix("torch.")
-    allowed = (*DTYPES, "float32") if INTERPRETER else DTYPES
-    if dtype not in allowed or not q.dtype == k.dtype == v.dtype:
-        found = ", ".join(str(t.dtype).removeprefix("torch.") for t in (q, k, v))
-        raise CallError(f"the Triton kernel takes one dtype of {', '.join(allowed)}; q, k, v are {found}")
-    if not 0 < q.shape[-1] == k.shape[-1] == v.shape[-1] <= MAX_HEAD_DIM:
-        found = ", ".join(str(t.shape[-1]) for t in (q, k, v))
-        raise CallError(f"the Triton kernel takes one head_dim of 1 to {MAX_HEAD_DIM}; q, k, v have {found}")
-    if INTERPRETER:
-        return INTERPRETED
-    if q.device.type == "cpu":
-        raise CallError(
-            "the Triton kernel runs on a GPU, and these tensors are on the CPU; use kernel='portable' "
-            "(for tests: set TRITON_INTERPRET=1 before Triton is imported)"
-        )
-    arch = _arch(q.device)
-    if arch not in ARCHS:
-        raise CallError(f"the Triton kernel is not checked for {arch}; it runs on {', '.join(ARCHS)}")
-    return tile_of(tiles_for(arch, q.shape[-1]), block_q, block_k)
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,180 @@
+"""The portable block-sparse executor against dense SDPA and compiled FlexAttention, on the CPU.
+
+    python -m benchmarks.blocksparse [--quick] [--json] [--threads N] [--picture FILE.png]
+
+Each cell is one head of random tensors with random blocks, k of them kept in each row.  What is timed starts from the bool
+map: the plan is made in every call.  Cases take turns.  One thread is timed in processor time, which other processes on the
+machine disturb least; more threads, by the clock.  "Share" is the speed-up over dense, against the ideal 1 / density.
+``--quick``: the shorter length and one block size, few rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.common import check, median, report
+from hal.sparse import BlockMask, block_sparse_attention, pool, top_k
+
+DENSITIES = (0.5, 0.25, 0.1, 0.05)
+QUICK = "--quick" in sys.argv[1:]
+
+
+def option(name: str, default: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv[1:] else default
+
+
+THREADS = int(option("--threads", "1"))
+
+
+def timed(cases: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Seconds of each case: the median over rounds in which the cases take turns."""
+    clock = time.thread_time if THREADS == 1 else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, run in cases.items():
+            start = clock()
+            run()
+            seconds[name].append(clock() - start)
+    return {name: median(xs) for name, xs in seconds.items()}
+
+
+def random_keep(s: int, block: int, density: float) -> Tensor:
+    n = s // block
+    return top_k(torch.rand(1, 1, n, n), max(1, round(density * n)))
+
+
+def sparse(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, block: int, kernel: str) -> Callable[[], Any]:
+    s = q.shape[2]
+    if kernel == "flex":  # its mask is made once: it is slow to make
+        mask = BlockMask.from_dense(keep, s, s, block, block)
+        return lambda: block_sparse_attention(q, k, v, mask, kernel=kernel)
+    return lambda: block_sparse_attention(q, k, v, BlockMask.from_dense(keep, s, s, block, block), kernel=kernel)
+
+
+def cells(dtype: torch.dtype, s: int, d: int, blocks: tuple[int, ...], rounds: int, flex: bool) -> list[dict[str, Any]]:
+    q, k, v = (torch.randn(1, 1, s, d, dtype=dtype) for _ in range(3))
+    cases: dict[str, Callable[[], Any]] = {"dense": lambda: F.scaled_dot_product_attention(q, k, v)}
+    rows: dict[str, dict[str, Any]] = {}
+    for block in blocks:
+        keeps = {"top_k": [random_keep(s, block, p) for p in DENSITIES]}
+        keeps["full"] = [torch.ones(1, 1, s // block, s // block, dtype=torch.bool)]
+        if s == 8192 and block == 64:  # rows of all counts
+            keeps["ragged"] = [torch.rand(1, 1, s // block, s // block) < p for p in DENSITIES]
+        for kind, maps in keeps.items():
+            for keep in maps:
+                density = keep.float().mean().item()
+                name = f"{kind} {block} {density}"
+                about = {"dtype": str(dtype)[6:], "S": s, "D": d, "block": block, "mask": kind, "threads": THREADS}
+                rows[name] = about | {"density": density}
+                cases[name] = sparse(q, k, v, keep, block, "portable")
+                if flex and kind == "top_k":
+                    cases["flex " + name] = sparse(q, k, v, keep, block, "flex")
+                    cases["flex " + name]()  # compiles
+
+    def select() -> Any:
+        scores = pool(q, blocks[0]) @ pool(k, blocks[0]).transpose(-1, -2)
+        return top_k(scores, scores.shape[-1] // 10)
+
+    cases["select"] = select
+    got = timed(cases, rounds)
+    for name, row in rows.items():
+        row |= {"dense_ms": got["dense"] * 1e3, "ms": got[name] * 1e3, "speedup": got["dense"] / got[name]}
+        row |= {"ideal": 1 / row["density"], "share": row["speedup"] * row["density"]}
+        row["flex_ms"] = got["flex " + name] * 1e3 if "flex " + name in got else None
+        row["select_share"] = got["select"] / got["dense"]
+    return [{n: round(x, 4) if isinstance(x, float) else x for n, x in row.items()} for row in rows.values()]
+
+
+def workspace() -> dict[str, float]:
+    """MiB that a call needs beside its inputs and output, at S = 32,768 and H = 8: what the process grew by, at its peak.
+
+    Call it first: a peak does not go down.
+    """
+    s, h, d, block = 32768, 8, 64, 64
+    q, k, v = (torch.randn(1, h, s, d, dtype=torch.bfloat16) for _ in range(3))
+    out = q.numel() * q.element_size() / 2**20
+    small = torch.ones(1, h, 2, 2, dtype=torch.bool)
+    block_sparse_attention(*(x[:, :, :128] for x in (q, k, v)), BlockMask.from_dense(small, 128, 128, block, block))
+    grown = {}
+    for density in (0.05,) if QUICK else (0.05, 0.25):
+        keep = torch.cat([random_keep(s, block, density) for _ in range(h)], 1)
+        page = os.sysconf("SC_PAGE_SIZE")
+        before = int(Path("/proc/self/statm").read_text().split()[1]) * page / 2**20
+        result = block_sparse_attention(q, k, v, BlockMask.from_dense(keep, s, s, block, block), kernel="portable")
+        grown[f"density {density}"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before - out
+        del result
+    return {n: round(x, 1) for n, x in grown.items()}
+
+
+def mean(xs: list[float]) -> float:
+    return math.exp(sum(map(math.log, xs)) / len(xs))
+
+
+def picture(rows: list[dict[str, Any]], file: str) -> None:
+    """Speed-up against density, with the ideal line."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for key in sorted({(r["dtype"], r["D"], r["block"]) for r in rows}):
+        for s in sorted({r["S"] for r in rows}):
+            mine = [r for r in rows if (r["dtype"], r["D"], r["block"], r["S"]) == (*key, s) and r["mask"] == "top_k"]
+            label = f"{key[0]} D{key[1]} block {key[2]} S{s}"
+            axes.plot([r["density"] for r in mine], [r["speedup"] for r in mine], "o-", ms=3, lw=0.8, label=label)
+    axes.plot(DENSITIES, [1 / p for p in DENSITIES], "k--", label="ideal: 1 / density")
+    axes.set(xscale="log", yscale="log", xlabel="density", ylabel="speed-up over dense SDPA")
+    axes.legend(fontsize=6)
+    figure.savefig(file, dpi=150)
+
+
+def main() -> None:
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    load = os.getloadavg()
+    with torch.inference_mode():
+        memory = workspace()
+        rows = [
+            row
+            for dtype in (torch.float32, torch.bfloat16)
+            for s in ((8192,) if QUICK else (8192, 16384))
+            for d in (64, 128)
+            for row in cells(dtype, s, d, (64,) if QUICK else (64, 128), 3 if QUICK else 5, flex=not QUICK or d == 64)
+        ]
+    kept = [r for r in rows if r["mask"] == "top_k"]
+    full = [r["share"] for r in rows if r["mask"] == "full"]
+    flex = [r["ms"] / r["flex_ms"] for r in kept if r["flex_ms"]]
+    if file := option("--picture", ""):
+        picture(rows, file)
+    report(
+        [
+            check("ideal over speed-up, geometric mean", 1 / mean([r["share"] for r in kept]), round(1 / 0.75, 4)),
+            check("ideal over speed-up, worst cell", 1 / min(r["share"] for r in kept), round(1 / 0.6, 4)),
+            check("density 1: time over dense, geometric mean", 1 / mean(full), round(1 / 0.95, 4)),
+            check("time over compiled FlexAttention, geometric mean", mean(flex), round(1 / 1.5, 4)),
+            check("workspace at S = 32,768 and H = 8, at its peak", max(memory.values()), 128, "MiB"),
+            check("block selection over dense, worst", max(r["select_share"] for r in rows), 0.02),
+        ],
+        threads=THREADS,
+        load=[*load, *os.getloadavg()],
+        shares={
+            dtype: round(mean([r["share"] for r in kept if r["dtype"] == dtype]), 4)
+            for dtype in ("float32", "bfloat16")
+        },
+        workspace_mib=memory,
+        cells=rows,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What hal ships to look at: a small text-to-video pipeline, and the classifier that reads its digits."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import AttachError
+
+HERE = Path(__file__).parent
+MODEL, JUDGE = HERE / "model", HERE / "judge.safetensors"
+PROMPT = "a seven drifting left"
+
+
+def model_folder() -> Path:
+    """The folder of the pipeline, as ``DiffusionPipeline.from_pretrained`` takes it.  Raises AttachError where it is missing."""
+    if not (MODEL / "model_index.json").is_file():
+        raise AttachError(
+            f"this installation of hal has no model of its own ({str(MODEL)!r} is missing); install hal again, or give "
+            "--model-path"
+        )
+    return MODEL
+
+
+def digits_found(frames: Any, prompt: str) -> tuple[int, int]:
+    """How many of the digits that the prompt asks for a clip shows, and how many it asks for.
+
+    ``frames``: [frames, height, width, 3] in [0, 1].
+    """
+    import torch
+
+    from .judge import asked
+
+    video = torch.as_tensor(frames, dtype=torch.float32).mean(-1)
+    wanted = asked(prompt)
+    found = _judge().find(video[None])[0]
+    return sum(min(found[d], n) for d, n in wanted.items()), sum(wanted.values())
+
+
+@cache
+def _judge() -> Any:
+    from .judge import load
+
+    return load(JUDGE)
