@@ -35,12 +35,13 @@ Block-sparse attention (`hal/sparse/triton/`) was compiled with Triton {version}
 **Not checked here:** nothing of this ran on a GPU. The numbers were checked in Triton's interpreter, which does not show
 races, alignment faults, or what a GPU rounds (bfloat16 most of all). Nothing was timed: tiles, warps and stages are chosen by
 these figures, not by speed. A launch with strides that are no multiples of 16 elements, or a head_dim other than 64 and 128
-(padded to a power of two), compiles to something else than what is shown.
+(padded to a power of two), or other block sizes, compiles to something else than what is shown.
 
 The assemblers are those in the Triton wheel, and it has one for every architecture here: `ptxas` {ptxas} up to sm90,
 `ptxas-blackwell` {blackwell} from sm100 on, LLVM for AMD.
 A program works on a tile of queries x keys. Three forms are compiled: *full* (every slot of every block is a key), *ragged*
-(the valid keys of each block are read) and *bias* (ragged, with an additive bias per key).
+(the valid keys of each block are read) and *bias* (ragged, with an additive bias per key); a block of the mask is one tile of
+queries and two of keys.
 
 | arch | head_dim | dtype | tile | warps | stages | matrix instructions: full, ragged, bias | registers: full, ragged, bias | spilled | shared memory, of | tensor memory |
 |---|---|---|---|---|---|---|---|---|---|---|

@@ -12,17 +12,28 @@ from .errors import HalError
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "AttachError": "errors",
     "AttentionBackend": "names",
     "Call": "facts",
+    "CallError": "errors",
     "Catalog": "catalog",
     "Decision": "decision",
+    "DeclarationError": "errors",
     "Device": "facts",
+    "FactError": "errors",
+    "GuardError": "errors",
     "LocalAttention": "layers.local",
     "Machine": "facts",
+    "NoKernelError": "errors",
     "Package": "facts",
+    "PlatformError": "errors",
+    "PluginError": "errors",
     "Policy": "policy",
+    "PolicyError": "errors",
     "Receipt": "ledger",
+    "RefusedError": "errors",
     "Request": "policy",
+    "SimulationError": "errors",
     "attach": "integrations.attachment",
     "attention": "run",
     "attention_varlen": "run",
@@ -53,6 +64,19 @@ if TYPE_CHECKING:
     from .choices import scope
     from .context import component, force, grid, position, simulate, step
     from .decision import Decision
+    from .errors import (
+        AttachError,
+        CallError,
+        DeclarationError,
+        FactError,
+        GuardError,
+        NoKernelError,
+        PlatformError,
+        PluginError,
+        PolicyError,
+        RefusedError,
+        SimulationError,
+    )
     from .facts import Call, Device, Machine, Package
     from .integrations.attachment import attach
     from .layers.local import LocalAttention

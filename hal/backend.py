@@ -52,7 +52,7 @@ class Backend:
     kernels: tuple[Kernel, ...] = ()
     quality: str = "exact"
     traits: frozenset[str] = frozenset()
-    roles: frozenset[str] = frozenset({"self", "cross"})
+    roles: frozenset[str] = frozenset()  # self, cross; not said: both, and self alone for a sparse backend
     aliases: tuple[str, ...] = ()
     fallback: str | None = None
     portable: Kernel | None = None
@@ -66,5 +66,8 @@ class Backend:
     support: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.roles:
+            both = frozenset({"self"}) if "sparse" in self.traits else frozenset({"self", "cross"})
+            object.__setattr__(self, "roles", both)
         if self.quality not in QUALITIES:
             raise DeclarationError(f"backend {self.name}: quality {self.quality!r}; allowed: {', '.join(QUALITIES)}")

@@ -124,6 +124,10 @@ class Catalog:
 
     def backend_name(self, name: str) -> str:
         """The backend's own name for any spelling of it: FA3, fa-3 and fa3 are fa."""
+        if not isinstance(name, str) or not name.strip():
+            raise PolicyError(
+                f"an attention backend is named by a text, not {name!r} (known: {', '.join(sorted(self.backends))})"
+            )
         key = name.strip().lower().replace("-", "_")
         key = self.aliases.get(key) or self.aliases.get(key.replace("_", "")) or key
         if key not in self.backends:
@@ -149,6 +153,11 @@ class Catalog:
                 f"attention_backend_override={name!r}: {own} cannot be switched per request; allowed: {able}"
             )
         return own
+
+    def kernels_of(self, backend: str) -> list[Kernel]:
+        """Every kernel that some platform has for a backend."""
+        lines = (line.kernel for p in self.platforms for line in self.lines(p, backend))
+        return list(dict.fromkeys((*self.backends[backend].kernels, *lines)))
 
     def kernel_name(self, name: str) -> str:
         if name not in self.kernels:

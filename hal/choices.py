@@ -169,6 +169,8 @@ def _target(text: str, components: Iterable[str] | None, source: str) -> Target:
         target = Target.parse(text)
     except PolicyError as e:
         raise PolicyError(f"{source}: {e}") from None
+    if components is None and target.misspelt:
+        raise PolicyError(f"{source}: unknown component {target.component!r}; did you mean {target.misspelt!r}?")
     if components is not None and target.component not in (known := sorted(components)):
         raise PolicyError(f"{source}: {unknown('component', target.component, known)}")
     return target

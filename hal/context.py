@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary, ref
 
 from .errors import PolicyError
 from .facts import Machine
-from .ledger import Ledger, watching
+from .ledger import Ledger, watched_here, watching
 from .policy import ANYWHERE, AUTOMATIC, Policy, Request, Site, Target
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ _by_layer: ContextVar[bool] = ContextVar("hal_by_layer")
 
 class _Local:
     """``generation``: a text for what surrounds compiled code (policy, machine, site, plan), which guards on it.
-    ``by_layer``: True where each layer decides for itself.
+    ``by_layer``: True where each layer decides for itself.  ``watched``: True where a scope wants to know what runs.
 
     Dynamo can read no ContextVar, but it takes a property made in C as it is and guards on its value.  So the getter is
     ``ContextVar.get`` itself, whose default, where nothing was said, is the object that it is called with.
@@ -79,6 +79,7 @@ class _Local:
 
     generation = property(_generation.get)
     by_layer = property(_by_layer.get)
+    watched = property(watched_here.get)
 
 
 local = _Local()
@@ -176,7 +177,7 @@ class Entered:
         place, layer = self.place, self.place.site.layer
         self.tokens = (
             current.set(place.within(current.get())),
-            None if place.ledger is None else watching.set((*watching.get(), place.ledger)),
+            None if place.ledger is None else (watching.set((*watching.get(), place.ledger)), watched_here.set(True)),
             None if layer is None else _position.set(_position.get()._replace(layer=layer)),
         )
 
@@ -185,7 +186,8 @@ class Entered:
         if layer is not None:
             _position.reset(layer)
         if scopes is not None:
-            watching.reset(scopes)
+            watching.reset(scopes[0])
+            watched_here.reset(scopes[1])
         current.reset(context)
 
 
@@ -201,11 +203,12 @@ def place(key: str) -> Place:
 @contextmanager
 def watched(ledger: Ledger) -> Iterator[Ledger]:
     """Tell ``ledger`` of what is decided and runs inside."""
-    token = watching.set((*watching.get(), ledger))
+    tokens = watching.set((*watching.get(), ledger)), watched_here.set(True)
     try:
         yield ledger
     finally:
-        watching.reset(token)
+        watching.reset(tokens[0])
+        watched_here.reset(tokens[1])
 
 
 @contextmanager
@@ -213,18 +216,29 @@ def force(backend: str, *, on: str = "", kernel: str = "") -> Iterator[None]:
     """Attention inside runs by ``backend`` or raises; ``on`` narrows it to a component, role or layers.
 
     It outranks every override, the global choice and all defaults; only a backend that a layer requires for correctness
-    and the ``backend=`` of a call come first.  Raises PolicyError for an unknown name.
+    and the ``backend=`` of a call come first.  Raises PolicyError for an unknown name, and when it ends for a target of
+    which no attention ran although other attention did.
     """
     from . import detect, plugins
 
     catalog = plugins.catalog(detect.ignored())
     name = catalog.backend_name(backend)
     source = f"hal.force({backend!r}{f', on={on!r}' if on else ''}{f', kernel={kernel!r}' if kernel else ''})"
-    request = Request(
-        name, "require", source, catalog.kernel_name(kernel) if kernel else "", backend, "force", Target.parse(on)
-    )
-    with changed(policy=current.get().policy.with_request(request)):
+    if kernel and catalog.kernel_name(kernel) not in (known := [k.name for k in catalog.kernels_of(name)]):
+        raise PolicyError(f"{source}: {kernel} is no kernel of {name}; its kernels: {', '.join(known)}")
+    request = Request(name, "require", source, kernel, backend, "force", target_of(on, source))
+    with changed(policy=current.get().policy.with_request(request)), watched(Ledger()) as ledger:
         yield
+    for r in ledger.unused([request]) if on and ledger.tallies else ():
+        raise PolicyError(unused(r, ledger))
+
+
+def target_of(text: str, source: str) -> Target:
+    """The target in a text.  Raises PolicyError, also for a component that is nearly one of the usual ones."""
+    target = Target.parse(text)
+    if target.misspelt:
+        raise PolicyError(f"{source}: unknown component {target.component!r}; did you mean {target.misspelt!r}?")
+    return target
 
 
 @contextmanager
@@ -236,7 +250,7 @@ def component(name: str, backend: str | None = None, *, mode: str = "require") -
     what it is.  Raises PolicyError for an unknown backend.
     """
     here = current.get()
-    target = Target.parse(name)
+    target = target_of(name, f"hal.component({name!r})")
     if not target.component:
         raise PolicyError(f"hal.component({name!r}) names no component; write, say, hal.component('text_encoder')")
     site = here.site._replace(component=target.component)

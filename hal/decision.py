@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from .advice import advice
-from .errors import NoKernelError
+from .errors import NoKernelError, RefusedError
 from .examination import Candidate, Examination
 from .facts import Call
 from .facts.flat import derive
@@ -61,6 +61,8 @@ class Decision(Examination):
         ]
         kernels = {k.name.partition(".")[0] for k in self.chosen.backend.kernels}
         asked = self.request.asked.lower().replace("-", "") if self.request else ""
+        if not self.request or self.request.kernel:
+            asked = ""  # one kernel by its name is that kernel
         if asked in kernels and self.kernel and self.kernel.partition(".")[0] != asked:
             out.append(f"kernel.generation: {asked} was asked for; {self.kernel} is what fits here")
         if self.request and self.request.backend not in ("", self.backend):
@@ -96,6 +98,10 @@ class Decision(Examination):
     def error(self) -> str | None:
         """Why nothing was chosen: what was asked, what was found, what would help.  None where a kernel was chosen."""
         return None if self.chosen else self._refusal
+
+    def refusal(self) -> NoKernelError:
+        """The error to raise where nothing was chosen: a RefusedError where somebody's request decided."""
+        return (RefusedError if self.request else NoKernelError)(self._refusal, self)
 
     @cached_property
     def _refusal(self) -> str:
@@ -201,7 +207,7 @@ class Decision(Examination):
     def bind(self) -> Run:
         """``f(q, k, v, mask=None, varlen=None)`` in the caller's layout.  Raises NoKernelError where nothing was chosen."""
         if self.chosen is None or self.chosen.kernel is None:
-            raise NoKernelError(self._refusal, self)
+            raise self.refusal()
         kernel, calls = self.chosen.kernel, self.fitted
         run = kernel.binder()(calls[-1]) if self.config is None else kernel.binder()(calls[-1], self.config)
         if not calls[-1].varlen and kernel.layout not in ("any", calls[-1].layout):

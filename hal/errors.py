@@ -49,6 +49,10 @@ class NoKernelError(HalError, RuntimeError):
         self.decision = decision
 
 
+class RefusedError(NoKernelError, PolicyError):
+    """What was asked for cannot serve the call, or may not."""
+
+
 class GuardError(HalError, RuntimeError):
     """A bound decision was given tensors other than those it was decided on."""
 

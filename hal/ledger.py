@@ -103,6 +103,7 @@ LEDGER = Ledger()  # of the process: everything
 watching: ContextVar[tuple[Ledger, ...]] = ContextVar(
     "hal_watching", default=()
 )  # the scopes around, the inner one last
+watched_here: ContextVar[bool] = ContextVar("hal_watched")  # whether there are any, for what can read no tuple of them
 # What compiled code has followed: a graph decides once, so a later scope learns nothing from running it.
 traced: set[Request] = set()
 

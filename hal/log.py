@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from .errors import PolicyError
+
 if TYPE_CHECKING:
     from .decision import Decision
     from .ledger import Receipt
@@ -30,6 +32,9 @@ def hooks(decision: OnDecision | None = None, run: OnRun | None = None) -> Itera
     """
     from .run import forget
 
+    for said, wanted in (("decision", decision), ("run", run)):
+        if wanted is not None and not callable(wanted):
+            raise PolicyError(f"hal.hooks({said}={wanted!r}): a callback is a function of a Decision")
     for wanted, kept in ((decision, _decisions), (run, _runs)):
         if wanted is not None:
             kept.append(wanted)

@@ -18,6 +18,13 @@ class _View(type):
             raise AttributeError(f"no attention backend has the name {name!r}{did_you_mean(name.lower(), known)}")
         return AttentionBackend(name.lower())
 
+    def __getitem__(cls, name: str) -> AttentionBackend:
+        try:
+            found: AttentionBackend = getattr(cls, name)
+        except AttributeError as e:
+            raise KeyError(str(e)) from None
+        return found
+
     def __iter__(cls) -> Iterator[AttentionBackend]:
         """Those that are installed."""
         return map(AttentionBackend, plugins.catalog(detect.ignored()).backends)

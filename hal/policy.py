@@ -55,6 +55,15 @@ class Target:
             layers += range(int(m[1]), int(m[2] or m[1]) + 1)
         return Target(component, role, tuple(dict.fromkeys(layers)))
 
+    @property
+    def misspelt(self) -> str:
+        """What the component was probably meant to be, where nobody knows which components there are."""
+        from difflib import get_close_matches
+
+        stem = re.sub(r"_\d+$", "", self.component)
+        near = get_close_matches(stem, USUAL, n=1, cutoff=0.85)
+        return near[0] if near and stem not in USUAL else ""
+
     def within(self, other: Target) -> bool:
         """Whether every place that this means is a place that the other means."""
         return (
@@ -69,6 +78,18 @@ class Target:
 
 
 EVERYWHERE = Target()
+# Components as diffusers' pipelines name them, beside a number at the end.
+USUAL = (
+    "transformer",
+    "unet",
+    "vae",
+    "text_encoder",
+    "image_encoder",
+    "connectors",
+    "controlnet",
+    "prior",
+    "vision_encoder",
+)
 
 
 class Site(NamedTuple):

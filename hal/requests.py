@@ -191,7 +191,8 @@ def _attached(a: Attachment) -> Iterator[_Known]:
     for name, part in a.parts.items():
         if not (DENOISER.fullmatch(name) and a.components[name].reached):
             continue
-        first, traced = next(part.parameters(), None), compiled(part)
+        now = getattr(a.model, name, part) if a.model is not part else part  # torch.compile may have wrapped it since
+        first, traced = next(part.parameters(), None), compiled(now if isinstance(now, torch.nn.Module) else part)
         device = first.device if first is not None else torch.device("cpu")
         own = [m for m in part.modules() if isinstance(m, LocalAttention)]
         for layer in own:  # each knows its call, and may require a backend of its own

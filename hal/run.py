@@ -11,7 +11,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from . import choices, detect, log, plugins
 from .context import Context, current, local
 from .decision import Decision
-from .errors import CallError, GuardError, NoKernelError, SimulationError
+from .errors import CallError, GuardError, NoKernelError, PolicyError, SimulationError
 from .facts import Call
 from .fittings import Run, Varlen
 from .ledger import Tally, tally, watching
@@ -229,6 +229,11 @@ def decide_in(
     if backend is not None:
         named = catalog.backend_name(backend)
         policy = policy.with_request(Request(named, "require", f"backend={backend!r} of the call", "", backend, "call"))
+    if call.compile and any(r.kind == "request" for r in policy.requests):
+        raise PolicyError(
+            f"{next(r.source for r in policy.requests if r.kind == 'request')}: torch.compile keeps the kernel that it has "
+            "traced, so one request cannot switch it; run it uncompiled"
+        )
     if here.machine is not None:
         return resolve(call.but(device=here.machine.devices[0].index), here.machine, catalog, policy)
     platform = detect.platform_for(device_type)
@@ -362,7 +367,7 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
         ):  # fmt: skip
             _refuse((*key, mask_key), (*_signature(q, k, v), _mask_signature(attn_mask)))
         count.runs += 1
-        if not is_dynamo_compiling():  # which can read no ContextVar
+        if local.watched is True and not is_dynamo_compiling():  # Dynamo can read no ContextVar
             for scope in watching.get():
                 scope.count(decision, count.receipt)
         try:

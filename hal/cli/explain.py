@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ..context import target_of
 from ..errors import PolicyError
 from ..fittings import fix
 from ..policy import DENOISER, Request, Site, Target
@@ -74,11 +75,15 @@ def command(
         return emit(explanation())
     catalog = installed()
     machine = machine_of(catalog, on, with_, without)
-    target = Target.parse(component)
+    target = target_of(component, f"--component {component}")
     call, assumed = _call(_placed(calls, role, target, component), machine)
-    _near_a_denoiser(target.component)
     policy = policy_from(catalog, words, config)
-    policy = _of_the_call(catalog, policy, backend, attention_backend_override)
+    override = attention_backend_override
+    if override is not None and not DENOISER.fullmatch(target.component):
+        catalog.per_request(override)
+        click.echo(f"hal: note: --attention-backend-override is for the denoiser, and not for {component}", err=True)
+        override = None
+    policy = _of_the_call(catalog, policy, backend, override)
     policy = policy.at(Site(target.component))
     if on:
         from ..resolver import resolve
@@ -123,19 +128,6 @@ def _placed(texts: tuple[str, ...], role: str | None, target: Target, component:
     return texts
 
 
-def _near_a_denoiser(component: str) -> None:
-    """A name that only looks like the denoiser's is taken as another component's, where a choice is not strict."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(component.lower(), ("transformer", "transformer_2", "unet"), 1, 0.75)
-    if near and not DENOISER.fullmatch(component):
-        click.echo(
-            f"hal: note: --component {component} is taken as the name of an encoder or the like; "
-            f"did you mean {near[0]!r}, which is a denoiser's?",
-            err=True,
-        )
-
-
 def _call(texts: tuple[str, ...], machine: Machine) -> tuple[Call, list[str]]:
     """The call, and the keys of it that were not given."""
     from ..facts import Call
@@ -152,8 +144,11 @@ def _call(texts: tuple[str, ...], machine: Machine) -> tuple[Call, list[str]]:
 def _of_the_call(catalog: Catalog, policy: Policy, backend: str | None, override: str | None) -> Policy:
     """What a call and a request say, before all that is said around them."""
     if override is not None:
-        name = catalog.per_request(override)
         source = f"--attention-backend-override {override}"
+        try:
+            name = catalog.per_request(override)
+        except PolicyError as e:
+            raise PolicyError(f"{source}: {e}") from None
         policy = policy.with_request(Request(name, "require", source, "", override, "request"))
     if backend is not None:
         source = f"--backend {backend}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import PolicyError
 from .options import as_json, choosing, installed, machine_of, on_machine, said
 from .output import emit, screen
+
+if TYPE_CHECKING:
+    from ..plan import Plan
 
 
 @click.command(short_help="Save every layer's decision as a plan.")
@@ -60,7 +63,17 @@ def command(
     if path is not None:
         path.write_text(json.dumps(plan.to_json(), indent=1) + "\n", "utf-8")
     if as_json:
-        return emit(plan.to_json())
+        emit(plan.to_json())
+    else:
+        _show(path, plan)
+    refused = next((e for e in plan.entries if e.backend is None), None)
+    if refused is not None:
+        raise PolicyError(
+            f"{refused} is refused under this plan ({refused.source}), so nothing can run by it; hal explain tells why"
+        )
+
+
+def _show(path: Path | None, plan: Plan) -> None:
     kinds: dict[tuple[str, ...], int] = {}
     for e in plan.entries:
         kind = e.component, e.role, e.told, e.source
@@ -72,5 +85,3 @@ def command(
     shown.table(
         ("component", "role", "backend by kernel", "asked for by", "layers"), [(*k, str(n)) for k, n in kinds.items()]
     )
-    if any(e.backend is None for e in plan.entries):
-        click.echo("hal: warning: some calls are refused; hal explain tells why", err=True)

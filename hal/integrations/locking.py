@@ -11,10 +11,11 @@ from typing import Any
 
 from .. import __version__, choices, detect, log, models, plugins, source
 from ..catalog import Catalog
-from ..context import changed
+from ..context import changed, unused
 from ..decision import Decision
-from ..errors import AttachError, HalError
+from ..errors import AttachError, HalError, PolicyError
 from ..facts import Machine, dtype_name
+from ..ledger import Ledger, receipt_of
 from ..plan import SAID, Entry, Plan, entry_of
 from ..policy import ANYWHERE, AUTOMATIC, Policy, Request
 from ..resolver import resolve
@@ -40,7 +41,8 @@ def lock(
     known; they are then decided for the machine, in ``dtype`` (the weights' own unless given), under ``words`` (those
     of ``hal.attach``), the environment, and ``config``, a settings file, in the order of ``hal.generate``.  The plan
     has what all of them said.  ``arguments`` (height, width, num_frames, …) go to the pipeline: a plan holds for these.
-    Raises AttachError for a folder that holds no pipeline or a call that it refuses, PolicyError for an unknown word.
+    A choice that cannot be served is an entry without a backend.  Raises PolicyError for an unknown word and for a choice
+    that nothing would use, AttachError for a folder that holds no pipeline or a call that it refuses.
     """
     cls = pipeline_class(model_path)
     call = {k: x for k, x in {"num_inference_steps": 1, **arguments}.items() if x is not None}
@@ -57,10 +59,15 @@ def lock(
     target = machine or detect.real_machine(detect.real_platform().name)
     decide = resolve if machine else settle
     entries: dict[Any, Entry] = {}
+    ledger = Ledger()
     for d in seen:
         there = d.call.but(device=target.devices[0].index, refused=(), **as_dtype)
-        entry = entry_of(decide(there, target, catalog, policy.at(d.policy.site)))
+        decision = decide(there, target, catalog, policy.at(d.policy.site))
+        ledger.count(decision, receipt_of(decision), 0)
+        entry = entry_of(decision)
         entries.setdefault((entry.component, entry.role, entry.layer, str(entry.call)), entry)
+    for r in ledger.unused([r for r in policy.requests if r.kind in ("override", "global")], parts):
+        raise PolicyError(unused(r, ledger))
     return Plan(__version__, target, {**_said(words, config), "dtype": dtype}, tuple(entries.values()), str(model_path))
 
 

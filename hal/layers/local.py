@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import detect, log, plugins
 from ..context import Place, current, local
 from ..decision import Decision
-from ..errors import CallError, NoKernelError
+from ..errors import CallError
 from ..facts import Call, dtype_name
 from ..ledger import alive, receipt_of, tally, watching
 from ..policy import ROLES, Site
@@ -58,6 +58,14 @@ class LocalAttention(nn.Module):
         super().__init__()
         if role not in ROLES:
             raise CallError(f"role is {role!r}; allowed: {', '.join(ROLES)}")
+        for what, n, least in (
+            ("heads", heads, 1),
+            ("head_dim", head_dim, 1),
+            ("kv_heads", kv_heads, 1),
+            ("layer", layer, 0),
+        ):
+            if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < least):
+                raise CallError(f"{what} is {n!r}; allowed: an integer of at least {least}")
         catalog = plugins.catalog(detect.ignored())
         name = catalog.backend_name
         self.heads, self.head_dim, self.kv_heads = heads, head_dim, kv_heads or heads
@@ -97,7 +105,7 @@ class LocalAttention(nn.Module):
         decision = decide_in(self.place.within(current.get()), self.call(), self.device_type)
         if decision.request is not None:  # automatic choice waits for what is still open
             if decision.chosen is None:
-                raise NoKernelError(decision.error or "", decision)
+                raise decision.refusal()
             self.decision = decision
             log.decided(decision)
         receipt = receipt_of(decision) if self.decision is None else tally(decision).receipt
@@ -134,6 +142,11 @@ class LocalAttention(nn.Module):
             given = {name: value for name, value in arguments.items() if value is not None}
             place = self.attached or self.place
             return placed(q, k, v, place.layer_key if local.by_layer is True else place.key, given)
+        if q.shape[2:] != (self.heads, self.head_dim) or k.shape[2] != self.kv_heads:
+            raise CallError(
+                f"q is {tuple(q.shape)} and k {tuple(k.shape)}; this layer takes q [B, Sq, {self.heads}, {self.head_dim}] "
+                f"and k, v [B, Sk, {self.kv_heads}, {self.head_dim}]"
+            )
         place = self.attached or self.place
         vars(self).update(dtype=q.dtype, device_type=q.device.type)  # as its calls are, whatever was thought before
         with place.entered():

@@ -127,25 +127,24 @@ class BlockMask:
         return full & rows[:, None] & columns
 
     def to_flex(self) -> Any:
-        """The same as ``torch.nn.attention.flex_attention.BlockMask``; blocks that are not full carry a mask_mod."""
+        """The same as ``torch.nn.attention.flex_attention.BlockMask``.
+
+        Its mask_mod tells every pair, as FlexAttention that is not compiled reads nothing else; compiled, it is asked in
+        blocks that are not full only.
+        """
         from torch.nn.attention.flex_attention import BlockMask as FlexMask
 
-        partial = self.kv_sizes < self.block_k
-        ragged = self.kv_valid is not None and not self.keep.is_meta and bool(partial.any())
-        shared: dict[str, Any] = {
-            "BLOCK_SIZE": (self.block_q, self.block_k), "seq_lengths": (self.q_len, self.kv_len)
-        }  # fmt: skip
-        index, count = self._all(self.keep)
-        if not ragged:
-            none = torch.zeros_like(count), torch.zeros_like(index)  # tensors of their own: inductor's C++ cannot alias
-            return FlexMask.from_kv_blocks(*none, count, index, **shared)
-        sizes, block = self.kv_sizes.to(torch.int32), self.block_k
+        keep, sizes = self.keep, self.kv_sizes.to(torch.int32)
+        block_q, block_k, (batch, heads) = self.block_q, self.block_k, self.keep.shape[:2]
 
-        def valid(b: Any, h: Any, q: Any, kv: Any) -> Any:
-            return kv % block < sizes[kv // block]
+        def kept(b: Any, h: Any, q: Any, kv: Any) -> Any:
+            of = keep[b % batch, h % heads, q // block_q, kv // block_k]
+            return of & (kv % block_k < sizes[kv // block_k])
 
-        (some, few), (whole, many) = (self._all(self.keep & p) for p in (partial, ~partial))
-        return FlexMask.from_kv_blocks(few, some, many, whole, mask_mod=valid, **shared)
+        partial = sizes < block_k  # four lists, none twice: inductor's C++ cannot alias
+        (some, few), (whole, many) = (self._all(keep & p) for p in (partial, ~partial))
+        block, lengths = (block_q, block_k), (self.q_len, self.kv_len)
+        return FlexMask.from_kv_blocks(few, some, many, whole, block, mask_mod=kept, seq_lengths=lengths)
 
     @staticmethod
     def _all(keep: Tensor) -> tuple[Tensor, Tensor]:

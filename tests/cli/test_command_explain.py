@@ -259,9 +259,9 @@ def test_a_component_and_a_call_must_not_contradict_each_other(hal, options, oth
 @pytest.mark.parametrize(
     "name, near", [("tranformer", "transformer"), ("transformer2", "transformer"), ("unett", "unet")]
 )
-def test_a_name_that_only_looks_like_the_denoisers_is_noted(hal, name, near):
+def test_a_name_that_only_looks_like_a_usual_component_is_an_error(hal, name, near):
     ran = hal("explain", "--on", "h100", "--component", name)
-    assert ran.code == 0 and f"note: --component {name}" in ran.err and f"did you mean '{near}" in ran.err
+    assert ran.code == 2 and f"--component {name}: unknown component" in ran.err and f"did you mean '{near}" in ran.err
 
 
 @pytest.mark.parametrize("name", ["transformer", "transformer_2", "unet", "text_encoder", "vae", "controlnet"])

@@ -200,7 +200,7 @@ def test_a_settings_file_comes_after_the_command_line_and_the_environment(run, t
     assert got["transformer.self"] == ("torch_sdpa / sdpa.math", "settings.yaml, line 2, kernel: sdpa.math")
     assert got["text_encoder.self"] == (
         SDPA,
-        "settings.yaml, line 3, component_attention_backends: text_encoder=fa",
+        "settings.yaml, line 4, component_attention_backends: text_encoder=fa",
     )
     got = receipt(run("ltx", "--out cat.gif --force --config settings.yaml", HAL_ATTENTION_BACKEND="torch_sdpa").out)
     assert got["transformer.self"] == (SDPA, "HAL_ATTENTION_BACKEND=torch_sdpa")

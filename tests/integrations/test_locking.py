@@ -88,7 +88,7 @@ SAYINGS = [
 def test_what_is_said_is_for_the_target_and_stops_no_run_here(
     wan, h100, tmp_path, monkeypatch, env, words, file, source
 ):
-    """This machine has no cuDNN; nor do the words of an outer scope count while the calls are learnt."""
+    """This machine has no cuDNN; nor does an outer scope count while the calls are learnt."""
     monkeypatch.chdir(tmp_path)
     for key, value in env.items():
         monkeypatch.setenv(key, value)
@@ -96,9 +96,10 @@ def test_what_is_said_is_for_the_target_and_stops_no_run_here(
         (tmp_path / "file.yaml").write_text(file)
     with hal.force("torch_cudnn_sdpa"):
         plan = lock(wan, h100, words=words, config="file.yaml" if file else None, prompt="a cat", dtype="bf16", **SIZE)
-    got = {(e.component, e.role): e for e in plan.entries}["transformer", "self"]
-    assert got.source.startswith(source)
-    assert got.backend == "torch_cudnn_sdpa" or got.backend is None  # its head_dim may be refused there, and is told
+    got = chosen(plan)
+    assert got["text_encoder", "self"][0] == "torch_cudnn_sdpa" and got["text_encoder", "self"][1].startswith(source)
+    backend, by = got["transformer", "self"]
+    assert backend is None and by.startswith(source), "its head_dim of 12 is refused there, and that is in the plan"
     said = [x["attention_backend"] for x in plan.policy.values() if isinstance(x, dict)]
     assert said[0] == "torch_cudnn_sdpa", "in the order in which it counts"
 

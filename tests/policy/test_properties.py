@@ -150,6 +150,8 @@ class Oracle:
             sparse = r.backend == "tiles"
             if sparse and self.role == "cross" and r.kind != "required":
                 continue
+            if sparse and r.kind == "global" and self.site.component not in ("", "transformer", "transformer_2"):
+                continue
             if self.serves(r.backend):
                 return "chosen", r.backend
             if r.mode == "prefer" and (found := self.declared(r.backend)):

@@ -74,15 +74,16 @@ def test_lists_in_any_order_and_without_counts():
 @given(SIZES, st.booleans())
 def test_flex_is_given_the_same_blocks(sizes, ragged):
     mask = drawn(sizes, ragged)
-    given_ = mask.to_flex()
-    assert torch.equal(given_.to_dense().bool(), mask.keep & (mask.kv_sizes >= 0))
-    assert given_.BLOCK_SIZE == (mask.block_q, mask.block_k)
-    if mask.kv_valid is not None and bool((mask.kv_sizes < mask.block_k).any()):
-        k = torch.arange(mask.kv_len)
-        want = BlockMask.from_dense(
-            torch.ones_like(mask.keep), mask.q_len, mask.kv_len, mask.block_q, mask.block_k, kv_valid=mask.kv_valid
-        )
-        assert torch.equal(given_.mask_mod(0, 0, 0, k), want.to_dense()[0, 0, 0])
+    flex = mask.to_flex()
+    assert torch.equal(flex.to_dense().bool(), mask.keep)
+    assert (mask.block_q, mask.block_k) == flex.BLOCK_SIZE
+    q, k = torch.arange(mask.q_len)[:, None], torch.arange(mask.kv_len)
+    want = BlockMask.from_dense(
+        mask.keep, mask.q_len, mask.kv_len, mask.block_q, mask.block_k, kv_valid=mask.kv_valid
+    ).to_dense()
+    assert torch.equal(flex.mask_mod(1, 2, q, k), want[1, 2])
+    part = mask.kv_sizes < mask.block_k  # only where FlexAttention asks mask_mod may keys be missing
+    assert torch.equal(flex.full_kv_num_blocks, (mask.keep & ~part).sum(-1).int())
 
 
 @pytest.mark.parametrize(
