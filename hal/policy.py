@@ -61,7 +61,7 @@ class Target:
         from difflib import get_close_matches
 
         stem = re.sub(r"_\d+$", "", self.component)
-        near = get_close_matches(stem, USUAL, n=1, cutoff=0.85)
+        near = get_close_matches(stem, USUAL, n=1, cutoff=0.88)
         return near[0] if near and stem not in USUAL else ""
 
     def within(self, other: Target) -> bool:

@@ -24,9 +24,9 @@ class Silent:
         return torch.zeros_like(hidden_states)
 
 
-def prompts(count: int, size: Size, seed: int = 2) -> list[str]:
+def prompts(count: int, size: Size, pair: float = 0.5, seed: int = 2) -> list[str]:
     rng = np.random.default_rng([13, seed])
-    return [digits.sample_clip(rng, *size, split="held-out", terse=0.0).caption for _ in range(count)]
+    return [digits.sample_clip(rng, *size, split="held-out", pair=pair, terse=0.0).caption for _ in range(count)]
 
 
 def generate(
@@ -80,6 +80,7 @@ def evaluate(
     steps: int = 20,
     guidance: float = 2.0,
     batch: int = 8,
+    pair: float = 0.5,
     without_self_attention: bool = False,
 ) -> tuple[dict[str, Any], torch.Tensor]:
     """What a pipeline folder reaches on held-out prompts, and its videos."""
@@ -90,11 +91,17 @@ def evaluate(
     if without_self_attention:
         for block in pipe.transformer.transformer_blocks:
             block.attn1.set_processor(Silent())
-    captions = prompts(count, size)
+    captions = prompts(count, size, pair)
     began, cpu = time.monotonic(), time.process_time()
     videos = generate(pipe, captions, size, steps, guidance, batch=batch)
     spent = {"seconds": round(time.monotonic() - began), "cpu_seconds": round(time.process_time() - cpu)}
-    asked = {"size": size, "steps": steps, "guidance": guidance, "self-attention": not without_self_attention}
+    asked = {
+        "size": size,
+        "steps": steps,
+        "guidance": guidance,
+        "pair": pair,
+        "self-attention": not without_self_attention,
+    }
     return {**asked, **spent, **score(videos, captions, critic)}, videos
 
 
@@ -105,6 +112,7 @@ def evaluate(
 @click.option("--count", type=int, default=100, show_default=True, help="Held-out prompts.")
 @click.option("--steps", type=int, default=20, show_default=True, help="Denoising steps.")
 @click.option("--guidance", type=float, default=2.0, show_default=True)
+@click.option("--pair", type=float, default=0.5, show_default=True, help="Share of prompts with two digits.")
 @click.option("--batch", type=int, default=8, show_default=True)
 @click.option("--without-self-attention", is_flag=True, help="Make the self-attention of every block give zero.")
 @click.option("--sheet", "picture", type=click.Path(path_type=Path), help="A PNG of the first videos.")

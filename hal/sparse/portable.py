@@ -24,9 +24,9 @@ Result = tuple[Tensor, Tensor | None]
 def budget(q: Tensor) -> int:
     """Bytes of gathered keys and values at once; the kept keys of one run may be more.
 
-    CPU: what its caches take, for each thread.  Elsewhere large batches count.
+    One thread of a CPU: about what its caches take.  Else large batches count: every call has the threads wait for each other.
     """
-    return min(8 * torch.get_num_threads(), 64) * MIB if q.device.type == "cpu" else 64 * MIB
+    return 8 * MIB if q.device.type == "cpu" and torch.get_num_threads() == 1 else 64 * MIB
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float, bias: Tensor | None, lse: bool) -> Result:
