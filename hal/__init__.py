@@ -102,6 +102,10 @@ def current_platform() -> Platform:
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("difference", "layers", "models", "parallel", "sparse"):  # parts with names of their own
+        from importlib import import_module
+
+        return import_module(f"{__name__}.{name}")
     if name not in _EXPORTS:
         raise AttributeError(f"module 'hal' has no attribute {name!r}")
     from importlib import import_module

@@ -117,7 +117,7 @@ class Decision(Examination):
         else:
             mine, rows = list(self.candidates), []
             text = f"no attention kernel can serve {self._place} on {where}"
-        lines = [f"{text}.", f"  call: {self.call or 'plain'}"]
+        lines = [f"{text}.", f"  call: {str(self.call) or 'nothing is known of it yet'}"]
         if not mine:
             lines.append(f"  platform: {self.machine.platform} has no row for this kernel; it has {', '.join(rows)}")
         for c in (*mine, *self._fallbacks):

@@ -23,7 +23,7 @@ def headline(d: Decision) -> str:
 
 def details(d: Decision) -> list[str]:
     """Call, fittings, warnings and error, a line each."""
-    out = [f"call: {d.call or 'plain'}"]
+    out = [f"call: {str(d.call) or 'nothing is known of it'}"]
     for (fitting, change), before in zip(d.chosen.fittings if d.chosen else (), d.fitted):
         said = ", ".join(
             f"{k} {show(getattr(before, k))} -> {show(x)}" for k, x in change.items() if hasattr(before, k)

@@ -57,13 +57,21 @@ def check(file: str, attention_backend: str | None, as_json: bool) -> None:
     hal config check settings.yaml
     hal config check sparsity=0.5 --attention-backend NAME
     """
+    from ..choices import KEYS, settings_file
     from ..config import read, settings
 
-    found = settings(read(file, "FILE"), installed(), attention_backend)
+    source = read(file, "FILE")
+    if set(source.data) & set(KEYS):  # a settings file, as --config and HAL_SETTINGS take it
+        policy = settings_file(installed(), file)
+        for r in policy.requests:
+            click.echo(f"{r.mode} {r} ({r.kind}, {r.target})", err=as_json)
+        found = policy.settings
+    else:
+        found = settings(source, installed(), attention_backend)
     if as_json:
         return emit({"settings": [_json(s) for s in found]})
     if not found:
-        click.echo("nothing is set")
+        click.echo("no settings of backends")
         return
     rows: list[Row] = []
     for s in found:

@@ -45,7 +45,11 @@ def _said(key: str, value: Any) -> str:
 
 
 @click.command(short_help="Make a picture or a video.")
-@click.option("--model-path", required=True, metavar="DIR", help="The folder of a saved diffusers pipeline.")
+@click.option(
+    "--model-path",
+    metavar="DIR",
+    help="The folder of a saved diffusers pipeline; else the small text-to-video model that hal ships.",
+)
 @click.option(
     "--model-variant", metavar="NAME", help="The variant of its weights (fp16), or a pipeline's folder in it."
 )
@@ -88,6 +92,7 @@ def command(out: str | None, save_output: bool, words: dict[str, Any], **given: 
     """Make a picture or a video from a diffusers pipeline, with its attention through hal, and print what ran.
 
     \b
+    hal generate --prompt "a seven drifting left" --out seven.gif
     hal generate --model-path DIR --prompt "a cat" --out cat.png
     hal generate --model-path DIR --prompt "a cat" --save-output --attention-backend torch_sdpa
     hal generate --model-path DIR --prompt "a cat" --save-output --component-attention-backends text_encoder=torch_sdpa
@@ -103,7 +108,7 @@ def command(out: str | None, save_output: bool, words: dict[str, Any], **given: 
 
         named = {("frames" if k == "num_frames" else k): x for k, x in given.items() if x is not None}
         made = generate(
-            named.pop("model_path"), named.pop("prompt"), out=out, said=_said, progress=progress, **named, **words
+            named.pop("model_path", None), named.pop("prompt"), out=out, said=_said, progress=progress, **named, **words
         )
     show(screen(), made)
 

@@ -15,6 +15,7 @@ import torch
 
 from .. import choices, current_platform, detect, plugins
 from ..context import changed, current
+from ..demo import shipped
 from ..errors import AttachError, HalError, NoKernelError, PolicyError, did_you_mean, unknown
 from ..facts import Call
 from ..ledger import Receipt
@@ -50,7 +51,7 @@ def _as_argument(key: str, value: Any) -> str:
 
 
 def generate(
-    model_path: str | os.PathLike[str],
+    model_path: str | os.PathLike[str] | None,
     prompt: str,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -73,6 +74,8 @@ def generate(
     **arguments: Any,
 ) -> Generation:
     """Load the pipeline in the folder ``model_path``, run it on ``prompt`` with hal attached, and save the result.
+
+    None: the small text-to-video model that hal ships, at the size and steps that it was trained for.
 
     ``out`` ends in ``.png`` (a video becomes a contact sheet), ``.gif`` or ``.mp4``; it is written whole or not at all.
     A file that is there is an error unless ``force``; one that comes there while this runs stays, and the name gets a
@@ -100,13 +103,15 @@ def generate(
     locked = None if plan is None else read_plan(plan)
     if locked is not None:
         dtype = dtype or locked.policy.get("dtype")
+    given = {"num_inference_steps": steps, "num_frames": frames, **arguments}
+    call = {key: value for key, value in given.items() if value is not None}
+    if model_path is None:
+        model_path, call = shipped.model_folder(), {**shipped.DEFAULTS, **call}
     folder, variant = located(model_path, model_variant, said)
     path = None if out is None else media.writable(out)
     if path is not None:
         media.free(path, force, said("force", True))
     cls = pipeline_class(folder)
-    given = {"num_inference_steps": steps, "num_frames": frames, **arguments}
-    call = {key: value for key, value in given.items() if value is not None}
     path = path or media.generated(prompt, seed, "mp4" if _makes_videos(cls) else "png")
     _check(cls, call, path)
     device = device or current_platform().device_type
@@ -318,9 +323,12 @@ def _told(e: Exception, cls: type, ran: Any, compiled: tuple[str, ...], said: An
             f"torch.compile of {', '.join(compiled)} failed: {line}; run it without {said('compile', True)}"
         )
     if not isinstance(ran, Attachment) and ran:
-        return PolicyError(f"{ran[0].source}: diffusers' backend {ran[0].backend!r} failed: {line}")
+        under = f" while diffusers ran the attention by {ran[0].backend!r} ({ran[0].source})"
+        return AttachError(f"{cls.__name__} failed{under}: {line}")
     if isinstance(e, (TypeError, ValueError)):
         return AttachError(f"{cls.__name__} refused the call: {e}")
+    if isinstance(e, RuntimeError):
+        return AttachError(f"{cls.__name__} failed: {line}; are these sizes and this dtype ones that it can do here?")
     return e
 
 

@@ -20,6 +20,7 @@ from ..plan import SAID, Entry, Plan, entry_of
 from ..policy import ANYWHERE, AUTOMATIC, Policy, Request
 from ..resolver import resolve
 from ..settlement import settle
+from . import passthrough
 from .attachment import attach
 from .loading import component_names, load, pipeline_class
 
@@ -96,8 +97,12 @@ def _recorded(pipeline: Any, prompt: str, call: Mapping[str, Any]) -> tuple[list
             f"the pipeline runs one step here, so that its calls are known, and that failed: {e}; "
             "make the plan on the machine that it is for"
         ) from e
-    except (TypeError, ValueError) as e:
-        raise AttachError(f"{type(pipeline).__name__} refused the call: {e}") from e
+    except Exception as e:
+        said = passthrough.line(e)
+        raise AttachError(
+            f"{type(pipeline).__name__} failed in the one step that is run to learn its calls: {said}; "
+            "give sizes that it can do (height, width, num_frames)"
+        ) from e
     return seen, attached.parts
 
 

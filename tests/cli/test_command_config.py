@@ -89,7 +89,7 @@ def test_check_takes_every_form(hal, tiles, text):
 
 
 def test_check_of_nothing(hal, tiles):
-    assert hal("config", "check", "{}").out == "nothing is set\n"
+    assert hal("config", "check", "{}").out == "no settings of backends\n"
     assert hal("config", "check", "{}", "--json").json == {"settings": []}
 
 

@@ -184,11 +184,9 @@ def test_a_mistake_is_one_line_before_the_weights_are_read(run, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("missing", ["--prompt", "--model-path"])
-def test_a_missing_option_is_named(hal, missing):
-    given = {"--prompt": "x", "--model-path": "x", "--out": "x.png"}
-    ran = hal("generate", *[x for k, v in given.items() if k != missing for x in (k, v)])
-    assert ran.code == 2 and f"Missing option '{missing}'" in ran.err
+def test_a_missing_option_is_named(hal):
+    ran = hal("generate", "--model-path", "x", "--out", "x.png")
+    assert ran.code == 2 and "Missing option '--prompt'" in ran.err
 
 
 def test_a_settings_file_comes_after_the_command_line_and_the_environment(run, tmp_path):

@@ -133,3 +133,17 @@ def test_the_text_of_training_is_the_text_of_the_pipeline(codec, tmp_path):
     for row, (mine, kept) in enumerate(zip(ours, mask, strict=True)):
         words = int(kept.sum())
         torch.testing.assert_close(mine[:words], theirs[row, :words], atol=1e-5, rtol=0)
+
+
+def test_the_shipped_model_is_small_and_loads():
+    from pathlib import Path
+
+    from diffusers import DiffusionPipeline
+
+    import hal.demo
+
+    folder = Path(hal.demo.__file__).parent / "model"
+    assert sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) <= 12 * 2**20
+    pipe = DiffusionPipeline.from_pretrained(folder)
+    assert pipe.transformer.config.attention_head_dim == 128
+    assert all(torch.isfinite(p).all() for p in pipe.transformer.parameters())

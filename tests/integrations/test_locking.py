@@ -127,7 +127,7 @@ def test_only_the_pipelines_own_calls_are_in_it(wan, here):
     "more, error, said",
     [
         ({"heigth": 8}, AttachError, "WanPipeline takes no heigth"),
-        ({"height": 33}, AttachError, "refused the call: .*divisible"),
+        ({"height": 33}, AttachError, "failed in the one step .*divisible"),
         ({"words": {"attention_backend": "fa9"}}, PolicyError, "unknown attention backend 'fa9'"),
         ({"words": {"component_attention_backends": "vea=fa"}}, PolicyError, "did you mean 'vae'"),
         ({"config": "none.yaml"}, PolicyError, "'none.yaml' cannot be read"),
