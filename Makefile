@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[diffusers,transformers,plot,triton,test,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[diffusers,transformers,demo,plot,triton,test,dev]"
 	touch $(STAMP)
 
 clean:
