@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary, ref
 
 from .errors import PolicyError
 from .facts import Machine
-from .ledger import Ledger, watched_here, watching
+from .ledger import Ledger, scopes, watching
 from .policy import ANYWHERE, AUTOMATIC, Policy, Request, Site, Target
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ _by_layer: ContextVar[bool] = ContextVar("hal_by_layer")
 
 class _Local:
     """``generation``: a text for what surrounds compiled code (policy, machine, site, plan), which guards on it.
-    ``by_layer``: True where each layer decides for itself.  ``watched``: True where a scope wants to know what runs.
+    ``by_layer``: True where each layer decides for itself.
 
     Dynamo can read no ContextVar, but it takes a property made in C as it is and guards on its value.  So the getter is
     ``ContextVar.get`` itself, whose default, where nothing was said, is the object that it is called with.
@@ -79,7 +79,6 @@ class _Local:
 
     generation = property(_generation.get)
     by_layer = property(_by_layer.get)
-    watched = property(watched_here.get)
 
 
 local = _Local()
@@ -177,17 +176,16 @@ class Entered:
         place, layer = self.place, self.place.site.layer
         self.tokens = (
             current.set(place.within(current.get())),
-            None if place.ledger is None else (watching.set((*watching.get(), place.ledger)), watched_here.set(True)),
+            None if place.ledger is None else watching.set((*watching.get(), place.ledger)),
             None if layer is None else _position.set(_position.get()._replace(layer=layer)),
         )
 
     def __exit__(self, *error: object) -> None:
-        context, scopes, layer = self.tokens
+        context, watchers, layer = self.tokens
         if layer is not None:
             _position.reset(layer)
-        if scopes is not None:
-            watching.reset(scopes[0])
-            watched_here.reset(scopes[1])
+        if watchers is not None:
+            watching.reset(watchers)
         current.reset(context)
 
 
@@ -203,12 +201,13 @@ def place(key: str) -> Place:
 @contextmanager
 def watched(ledger: Ledger) -> Iterator[Ledger]:
     """Tell ``ledger`` of what is decided and runs inside."""
-    tokens = watching.set((*watching.get(), ledger)), watched_here.set(True)
+    token = watching.set((*watching.get(), ledger))
+    scopes.more(1)
     try:
         yield ledger
     finally:
-        watching.reset(tokens[0])
-        watched_here.reset(tokens[1])
+        scopes.more(-1)
+        watching.reset(token)
 
 
 @contextmanager

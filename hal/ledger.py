@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
@@ -103,7 +104,21 @@ LEDGER = Ledger()  # of the process: everything
 watching: ContextVar[tuple[Ledger, ...]] = ContextVar(
     "hal_watching", default=()
 )  # the scopes around, the inner one last
-watched_here: ContextVar[bool] = ContextVar("hal_watched")  # whether there are any, for what can read no tuple of them
+
+
+class _Scopes:
+    """Whether any scope is open in the process: for bound functions, where reading a ContextVar is seen in the time."""
+
+    def __init__(self) -> None:
+        self.open, self.count, self._lock = False, 0, threading.Lock()
+
+    def more(self, n: int) -> None:
+        with self._lock:
+            self.count += n
+            self.open = self.count > 0
+
+
+scopes = _Scopes()
 # What compiled code has followed: a graph decides once, so a later scope learns nothing from running it.
 traced: set[Request] = set()
 

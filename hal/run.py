@@ -14,7 +14,7 @@ from .decision import Decision
 from .errors import CallError, GuardError, NoKernelError, PolicyError, SimulationError
 from .facts import Call
 from .fittings import Run, Varlen
-from .ledger import Tally, tally, watching
+from .ledger import Tally, scopes, tally, watching
 from .policy import Policy, Request
 from .resolver import resolve
 from .settlement import settle
@@ -114,9 +114,8 @@ def attention(
         )
         entry = remember(key, decision, runnable(decision, q, k, attn_mask))
     entry.tally.runs += 1
-    if scopes := watching.get():
-        for scope in scopes:
-            scope.count(entry.decision, entry.tally.receipt)
+    for scope in watching.get():
+        scope.count(entry.decision, entry.tally.receipt)
     try:
         return entry.run(q, k, v, attn_mask, None)
     except (RuntimeError, TypeError):  # dtypes and devices of k and v are not in the key: every look costs
@@ -180,9 +179,8 @@ def attention_varlen(
         decision = decide(call, q.device.type, backend, (q, k, v, None))
         entry = remember(key, decision, runnable(decision, q, k, None))
     entry.tally.runs += 1
-    if scopes := watching.get():
-        for scope in scopes:
-            scope.count(entry.decision, entry.tally.receipt)
+    for scope in watching.get():
+        scope.count(entry.decision, entry.tally.receipt)
     return entry.run(q, k, v, None, Varlen(cu_seqlens_q, cu_k, max_q, max_k))
 
 
@@ -367,7 +365,7 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
         ):  # fmt: skip
             _refuse((*key, mask_key), (*_signature(q, k, v), _mask_signature(attn_mask)))
         count.runs += 1
-        if local.watched is True and not is_dynamo_compiling():  # Dynamo can read no ContextVar
+        if scopes.open and not is_dynamo_compiling():  # Dynamo can read no ContextVar
             for scope in watching.get():
                 scope.count(decision, count.receipt)
         try:
