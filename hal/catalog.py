@@ -154,10 +154,13 @@ class Catalog:
             )
         return own
 
-    def kernels_of(self, backend: str) -> list[Kernel]:
-        """Every kernel that some platform has for a backend."""
-        lines = (line.kernel for p in self.platforms for line in self.lines(p, backend))
-        return list(dict.fromkeys((*self.backends[backend].kernels, *lines)))
+    def kernels_of(self, backend: str) -> list[str]:
+        """The names of a backend's kernels on any platform, its own first."""
+        own = self.backends[backend]
+        rows = [row for p in self.platforms.values() for row in p.support.get(backend, ())]
+        rows += [row for of_platform in own.support.values() for row in of_platform]
+        kernels = [*own.kernels, *((own.portable,) if own.portable else ()), *(row.kernel for row in rows)]
+        return [n for n in dict.fromkeys(k if isinstance(k, str) else k.name for k in kernels) if n in self.kernels]
 
     def kernel_name(self, name: str) -> str:
         if name not in self.kernels:

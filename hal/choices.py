@@ -6,13 +6,11 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import detect, plugins
 from .errors import PolicyError, unknown
-from .policy import AUTOMATIC, Policy, Request, Target, names
+from .policy import AUTOMATIC, Policy, Request, Target, names, pieces, target_of
 
 if TYPE_CHECKING:
     from .catalog import Catalog
@@ -65,21 +63,21 @@ def policy_of(
         source = " ".join(said(k, given[k]) for k in ("attention_backend", "kernel") if given[k] is not None)
         own = "" if attention_backend is None else _named(catalog.backend_name, attention_backend, source)
         one = "" if kernel is None else _named(catalog.kernel_name, kernel, source)
-        if own and one and one not in (known := _kernels(catalog, own)):
+        if own and one and one not in (known := catalog.kernels_of(own)):
             raise PolicyError(f"{source}: {one} is no kernel of {own}; its kernels: {', '.join(sorted(known))}")
-        owners = [b for b in catalog.backends if one in _kernels(catalog, b)] if one and not own else []
+        owners = [b for b in catalog.backends if one in catalog.kernels_of(b)] if one and not own else []
         own = owners[0] if len(owners) == 1 else own  # so that what its backend is (sparse, say) counts
         # One kernel by its name is meant as it is said: no fallback has it.
         requests.append(Request(own, "require" if one else mode, source, one, attention_backend or "", "global"))
     for text, backend in pairs(component_attention_backends, "component_attention_backends", said):
         source = said("component_attention_backends", f"{text}={backend}")
-        target = _target(text, components, source)
+        target = target_of(text, source, components)
         requests.append(
             Request(_named(catalog.backend_name, backend, source), mode, source, "", backend, "override", target)
         )
     for text, name in pairs(forbid, "forbid", said, lone=True):
         source = said("forbid", f"{text}={name}" if text else name)
-        target = _target(text, components, source) if text else Target()
+        target = target_of(text, source, components) if text else Target()
         backend, one = ("", name) if name in catalog.kernels else (_named(catalog.backend_name, name, source), "")
         requests.append(Request(backend, "forbid", source, one, name, "override", target))
     settings = _settings(attention_backend_config, catalog, requests, components, said)
@@ -141,39 +139,12 @@ def pairs(given: Any, key: str, said: Any, lone: bool = False) -> list[tuple[str
     return list(dict.fromkeys(out))
 
 
-def pieces(given: Any) -> list[str]:
-    """The pieces of a text with commas, or of several texts, in their order."""
-    many = [given] if isinstance(given, str) else list(given)
-    return [n.strip() for t in many for n in t.split(",") if n.strip()]
-
-
 def _named(read: Any, name: str, source: str) -> str:
     try:
         out: str = read(name)
     except PolicyError as e:
         raise PolicyError(f"{source}: {e}") from None
     return out
-
-
-def _kernels(catalog: Catalog, backend: str) -> set[str]:
-    """The names of a backend's kernels on any platform."""
-    own = catalog.backends[backend]
-    rows = [row for p in catalog.platforms.values() for row in p.support.get(backend, ())]
-    rows += [row for of_platform in own.support.values() for row in of_platform]
-    kernels = [*own.kernels, *((own.portable,) if own.portable else ()), *(row.kernel for row in rows)]
-    return {k if isinstance(k, str) else k.name for k in kernels} & set(catalog.kernels)
-
-
-def _target(text: str, components: Iterable[str] | None, source: str) -> Target:
-    try:
-        target = Target.parse(text)
-    except PolicyError as e:
-        raise PolicyError(f"{source}: {e}") from None
-    if components is None and target.misspelt:
-        raise PolicyError(f"{source}: unknown component {target.component!r}; did you mean {target.misspelt!r}?")
-    if components is not None and target.component not in (known := sorted(components)):
-        raise PolicyError(f"{source}: {unknown('component', target.component, known)}")
-    return target
 
 
 def _mode(given: str | None, said: Any) -> str:
@@ -215,18 +186,15 @@ def _settings(
 
 def environment(catalog: Catalog) -> Policy:
     """What HAL_ATTENTION_BACKEND asks for, and the settings file of HAL_SETTINGS after it."""
-    name, file = os.environ.get(BACKEND), os.environ.get(SETTINGS)
-    if not name and not file:
+    file = os.environ.get(SETTINGS)
+    return _variable(catalog).over(settings_file(catalog, file)) if file else _variable(catalog)
+
+
+def _variable(catalog: Catalog) -> Policy:
+    name = os.environ.get(BACKEND)
+    if not name:
         return AUTOMATIC
-    return _environment(catalog, name, file, os.environ.get(FALLBACK), _stamp(file))
-
-
-@lru_cache(8)
-def _environment(catalog: Catalog, name: str | None, file: str | None, fallback: str | None, stamp: Any) -> Policy:
-    policy = AUTOMATIC
-    if name:
-        policy = policy_of(catalog, attention_backend=name, said=lambda k, x: f"{BACKEND}={x}")
-    return policy.over(settings_file(catalog, file)) if file else policy
+    return policy_of(catalog, attention_backend=name, said=lambda k, x: f"{BACKEND}={x}")
 
 
 def settings_file(catalog: Catalog, path: str, attention_fallback: str | None = None) -> Policy:
@@ -260,13 +228,6 @@ def _read(path: str) -> Any:
     return read(path, "the settings file")
 
 
-def _stamp(file: str | None) -> Any:
-    try:
-        return Path(file).stat().st_mtime_ns if file else None
-    except OSError:
-        return None
-
-
 def asked(
     catalog: Catalog,
     words: Mapping[str, Any],
@@ -285,7 +246,7 @@ def asked(
     own = None if fallback else _read(config).data.get("attention_fallback")
     words = {"attention_fallback": own, **words}
     first = policy_of(catalog, **words, said=said, components=components)
-    return first.over(_environment(catalog, os.environ.get(BACKEND), None, fallback, None)).over(file)
+    return first.over(_variable(catalog)).over(file)
 
 
 # ---- by hand
@@ -297,14 +258,14 @@ def scope(**choices: Any) -> Iterator[None]:
     ``component_attention_backends``, ``attention_backend_config``, ``attention_fallback``, ``kernel``, ``forbid``,
     ``waive`` (rules by their waiver) and ``fit`` (fittings).  Raises PolicyError for an unknown word or name.
     """
-    from .context import changed, current, unused, watched
+    from .context import changed, current, watched
     from .ledger import Ledger
 
     policy = checked(choices)
     with changed(policy=policy.over(current.get().policy)), watched(Ledger()) as ledger:
         yield
-    for request in ledger.unused(policy.requests) if ledger.tallies else ():
-        raise PolicyError(unused(request, ledger))
+    if ledger.tallies:
+        ledger.check_used(policy.requests)
 
 
 def checked(choices: Mapping[str, Any], **more: Any) -> Policy:

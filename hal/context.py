@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary, ref
 from .errors import PolicyError
 from .facts import Machine
 from .ledger import Ledger, scopes, watching
-from .policy import ANYWHERE, AUTOMATIC, Policy, Request, Site, Target
+from .policy import ANYWHERE, AUTOMATIC, Policy, Request, Site, target_of
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -223,21 +223,13 @@ def force(backend: str, *, on: str = "", kernel: str = "") -> Iterator[None]:
     catalog = plugins.catalog(detect.ignored())
     name = catalog.backend_name(backend)
     source = f"hal.force({backend!r}{f', on={on!r}' if on else ''}{f', kernel={kernel!r}' if kernel else ''})"
-    if kernel and catalog.kernel_name(kernel) not in (known := [k.name for k in catalog.kernels_of(name)]):
+    if kernel and catalog.kernel_name(kernel) not in (known := catalog.kernels_of(name)):
         raise PolicyError(f"{source}: {kernel} is no kernel of {name}; its kernels: {', '.join(known)}")
     request = Request(name, "require", source, kernel, backend, "force", target_of(on, source))
     with changed(policy=current.get().policy.with_request(request)), watched(Ledger()) as ledger:
         yield
-    for r in ledger.unused([request]) if on and ledger.tallies else ():
-        raise PolicyError(unused(r, ledger))
-
-
-def target_of(text: str, source: str) -> Target:
-    """The target in a text.  Raises PolicyError, also for a component that is nearly one of the usual ones."""
-    target = Target.parse(text)
-    if target.misspelt:
-        raise PolicyError(f"{source}: unknown component {target.component!r}; did you mean {target.misspelt!r}?")
-    return target
+    if on and ledger.tallies:
+        ledger.check_used([request])
 
 
 @contextmanager
@@ -266,24 +258,7 @@ def component(name: str, backend: str | None = None, *, mode: str = "require") -
     request = Request(own, mode, source, "", backend, "override", target)
     with changed(policy=here.policy.with_request(request), site=site), watched(Ledger()) as ledger:
         yield
-    for r in ledger.unused([request]):
-        raise PolicyError(unused(r, ledger))
-
-
-def unused(request: Request, ledger: Ledger) -> str:
-    """The text for an override that nothing used: what the layers of its target chose instead."""
-    mine = [r for r in ledger.chosen() if request.target.component in ("", r.component)]
-    chose = sorted(
-        {
-            f"{r.component or 'call'}.{r.role} {f'chose {r.backend}' if r.backend else 'choose at each call'} ({r.source})"
-            for r in mine
-        }
-    )
-    why = f"its layers: {'; '.join(chose)}" if chose else "no attention that hal can reach ran there"
-    return (
-        f"{request.source}: no attention layer of {str(request.target)!r} used {request}; {why}. "
-        "Drop the override, or name a component and a role that have such attention"
-    )
+    ledger.check_used([request])
 
 
 @contextmanager
@@ -302,7 +277,10 @@ def step(index: int, steps: int, *, timestep: float | None = None) -> Iterator[N
 
     An attached pipeline says this by itself; a loop of one's own says it here.
     """
-    if isinstance(index, bool) or not 0 <= index < steps:
+    for name, n in (("index", index), ("steps", steps)):
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise PolicyError(f"step {name} is {n!r}; allowed are integers")
+    if not 0 <= index < steps:
         raise PolicyError(f"step {index} of {steps}: allowed are 0 to {steps - 1}")
     with position(step=index, steps=steps, timestep=timestep):
         yield

@@ -13,7 +13,7 @@ from .examination import Candidate, Examination
 from .facts import Call
 from .facts.flat import derive
 from .fittings import Run, fix, transposed
-from .policy import Request, Step, rank
+from .policy import Request, Step, fallbacks, rank
 from .rules import Reason
 
 __all__ = ["Candidate", "Decision"]
@@ -129,12 +129,8 @@ class Decision(Examination):
     @property
     def _fallbacks(self) -> list[Candidate]:
         """Along the declared fallbacks of a backend that was preferred: what was tried as well."""
-        backends, name = self.catalog.backends, self.request.backend if self.request else ""
-        seen = [name]
-        preferred = self.request is not None and self.request.mode == "prefer" and bool(name)
-        while preferred and (name := backends[name].fallback or "") in backends and name not in seen:
-            seen.append(name)
-        tried = [c for following in seen[1:] for c in self.examined(following)]
+        preferred = self.request.backend if self.request and self.request.mode == "prefer" else ""
+        tried = [c for following in fallbacks(preferred, self.catalog.backends) for c in self.examined(following)]
         return tried if all(c.verdict is False for c in tried) else []
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from .errors import PolicyError
 from .policy import Site, covers
 
 if TYPE_CHECKING:
@@ -90,6 +91,17 @@ class Ledger:
             out.append(r)
         return out
 
+    def check_used(self, requests: Iterable[Request], attached: Collection[str] = ()) -> None:
+        """Raises PolicyError for the first that is ``unused``: what the layers of its target chose instead."""
+        for request in self.unused(requests, attached):
+            mine = [r for r in self.chosen() if request.target.component in ("", r.component)]
+            chose = sorted({f"{r.component or 'call'}.{r.role} {_chose(r)} ({r.source})" for r in mine})
+            why = f"its layers: {'; '.join(chose)}" if chose else "no attention that hal can reach ran there"
+            raise PolicyError(
+                f"{request.source}: no attention layer of {str(request.target)!r} used {request}; {why}. "
+                "Drop the override, or name a component and a role that have such attention"
+            )
+
     def chosen(self) -> list[Receipt]:
         """What was decided here, whether or not it ran."""
         return list(self.tallies)
@@ -98,6 +110,10 @@ class Ledger:
         """What really ran here, most often first."""
         ran = [replace(t.receipt, runs=t.runs) for t in list(self.tallies.values()) if t.runs]
         return sorted(ran, key=lambda r: (-r.runs, r.component, r.role))
+
+
+def _chose(r: Receipt) -> str:
+    return f"chose {r.backend}" if r.backend else "choose at each call"
 
 
 LEDGER = Ledger()  # of the process: everything

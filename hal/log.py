@@ -20,7 +20,6 @@ OnDecision = Callable[["Decision"], None]
 OnRun = Callable[["Decision"], None]
 _decisions: list[OnDecision] = []
 _runs: list[OnRun] = []
-_told: set[Receipt] = set()  # of the process: a scope that is entered for each request tells nothing anew
 
 
 @contextmanager
@@ -69,10 +68,7 @@ def observed(d: Decision, run: Any) -> Any:
 def tell(d: Decision, receipt: Receipt) -> None:
     """One line in the log ``hal`` for a decision that is not like any before; ``record.hal`` has it as data."""
     level = logging.WARNING if receipt.warnings else logging.INFO
-    if receipt.backend and receipt not in _told and logger.isEnabledFor(level):
-        if len(_told) > 4096:
-            _told.clear()
-        _told.add(receipt)
+    if receipt.backend and logger.isEnabledFor(level):
         said = "".join(f"; {x}" for x in (*receipt.fittings, *receipt.notes, *receipt.warnings))
         where = f"{receipt.component or 'call'}.{receipt.role}"
         what = f"{receipt.backend} by {receipt.kernel} on {receipt.platform} ({receipt.source}{said})"

@@ -229,6 +229,24 @@ class Policy:
 AUTOMATIC = Policy()
 
 
+def target_of(text: str, source: str, components: Iterable[str] | None = None) -> Target:
+    """The target in a text that ``source`` said.  ``components`` are the names that exist, where they are known.
+
+    Raises PolicyError, where they are not known also for a component that is nearly one of the usual ones.
+    """
+    if not isinstance(text, str):
+        raise PolicyError(f"{source}: a target is a text such as transformer.cross, not {text!r}")
+    try:
+        target = Target.parse(text)
+    except PolicyError as e:
+        raise PolicyError(f"{source}: {e}") from None
+    if components is None and target.misspelt:
+        raise PolicyError(f"{source}: unknown component {target.component!r}; did you mean {target.misspelt!r}?")
+    if components is not None and target.component not in (known := sorted(components)):
+        raise PolicyError(f"{source}: {unknown('component', target.component, known)}")
+    return target
+
+
 def covers(target: Any, site: Any) -> bool:
     return (
         target.component in ("", site.component)
@@ -358,16 +376,22 @@ def _sparse(name: str, backends: Mapping[str, Any]) -> bool:
     return name in backends and "sparse" in backends[name].traits
 
 
-def _declared(name: str, site: Any, backends: Mapping[str, Any], serve: Callable[[str, str], Any]) -> tuple[Any, str]:
-    """What the first backend that serves along the declared fallbacks of ``name`` finds, and its name."""
+def fallbacks(name: str, backends: Mapping[str, Any]) -> list[str]:
+    """The declared fallback of a backend, that one's, and so on: each once, and only what is installed."""
     seen = [name]
     while name in backends and (name := backends[name].fallback or "") in backends and name not in seen:
         seen.append(name)
-        if _sparse_across(name, site, backends):
+    return seen[1:]
+
+
+def _declared(name: str, site: Any, backends: Mapping[str, Any], serve: Callable[[str, str], Any]) -> tuple[Any, str]:
+    """What the first backend that serves along the declared fallbacks of ``name`` finds, and its name."""
+    for following in fallbacks(name, backends):
+        if _sparse_across(following, site, backends):
             continue
-        fit = serve(name, "")
+        fit = serve(following, "")
         if fit.found is not None:
-            return fit.found, name
+            return fit.found, following
         if fit.closed:
             break
     return None, ""
@@ -385,12 +409,15 @@ def _outranked(requests: Iterable[Any], site: Any, steps: list[Step]) -> list[St
 # ---- reading
 
 
-def names(text: str | Iterable[str] | None) -> frozenset[str]:
+def pieces(given: str | Iterable[str]) -> list[str]:
+    """The pieces of a text with commas, or of several texts, in their order."""
+    many = [given] if isinstance(given, str) else given
+    return [n.strip() for t in many for n in t.split(",") if n.strip()]
+
+
+def names(given: str | Iterable[str] | None) -> frozenset[str]:
     """Names given as one text with commas, or as several."""
-    if not text:
-        return frozenset()
-    many = [text] if isinstance(text, str) else list(text)
-    return frozenset(n.strip() for t in many for n in t.split(",") if n.strip())
+    return frozenset(pieces(given or ()))
 
 
 def release(text: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from . import choices, detect, log, plugins
-from .context import Context, current, local
+from .context import Context, Place, current, local
 from .decision import Decision
 from .errors import CallError, GuardError, NoKernelError, PolicyError, SimulationError
 from .facts import Call
@@ -124,6 +124,17 @@ def attention(
         raise
 
 
+def attention_at(place: Place, q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Any:
+    """``attention`` of the layer that stands at a place."""
+    if is_compiling() and local.generation is not None:  # read, so that a new policy traces again
+        from .compiled import placed
+
+        given = {name: value for name, value in arguments.items() if value is not None}
+        return placed(q, k, v, place.layer_key if local.by_layer is True else place.key, given)
+    with place.entered():
+        return attention(q, k, v, **arguments)
+
+
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -178,9 +189,7 @@ def attention_varlen(
     if entry is None:
         decision = decide(call, q.device.type, backend, (q, k, v, None))
         entry = remember(key, decision, runnable(decision, q, k, None))
-    entry.tally.runs += 1
-    for scope in watching.get():
-        scope.count(entry.decision, entry.tally.receipt)
+    counted(entry.decision, entry.tally)
     return entry.run(q, k, v, None, Varlen(cu_seqlens_q, cu_k, max_q, max_k))
 
 

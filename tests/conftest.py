@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tensors are tiny; threads only wait for each other
 
-settings.register_profile("hal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in every run: a red test means a change made it red.  `tox -e explore` draws new ones.
+settings.register_profile("hal", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("explore", settings.get_profile("hal"), derandomize=False, print_blob=True)
 settings.load_profile("hal")
 
 

@@ -47,8 +47,8 @@ def command(
     \b
     hal compare --backends torch_sdpa,fa --prompt "a seven drifting left"
     """
-    from ..choices import pieces
     from ..integrations import comparison, media
+    from ..policy import pieces
 
     installed()
     asked = comparison.variants(pieces(backends), variants)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..context import target_of
 from ..errors import PolicyError
 from ..fittings import fix
-from ..policy import DENOISER, Request, Site, Target
+from ..policy import DENOISER, Request, Site, Target, target_of
 from .options import as_json, choosing, installed, machine_of, on_machine, policy_from
 from .output import Part, Row, Screen, emit, lined, screen
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import PolicyError
+from ..integrations import media
 from .options import as_json, choosing, installed, machine_of, on_machine, said
 from .output import emit, screen
 
@@ -51,8 +52,8 @@ def command(
     path = None if out is None else Path(out)
     if path is None and not as_json:
         raise click.UsageError("give --out FILE, or --json to print the plan")
-    if path is not None and path.exists() and not force:
-        raise PolicyError(f"--out {out}: there is such a file; --force replaces it")
+    if path is not None:
+        media.free(path, force, "--force")
     if path is not None and not path.parent.is_dir():
         raise PolicyError(f"--out {out}: there is no folder {str(path.parent)!r}")
     catalog = installed()

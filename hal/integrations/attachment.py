@@ -12,13 +12,14 @@ from weakref import WeakSet
 from torch import nn
 
 from .. import choices, detect, models, plugins
-from ..context import Place, number, unused
+from ..context import Place, number
 from ..errors import AttachError, PolicyError
 from ..layers import LocalAttention
 from ..ledger import Ledger, Receipt, alive
 from ..policy import AUTOMATIC, Policy, Request
 from ..policy import Site as PolicySite
 from . import denoising
+from .disguise import put_on
 from .routing import Route, acquire, release, routed
 from .sites import Site, Unreached, find, other_sequence
 
@@ -83,15 +84,12 @@ class Attachment:
         """
         before, self._attached = self._attached, False
         self._undo.close()
-        for request in self._unused() if before else ():
-            raise PolicyError(unused(request, self.ledger))
-
-    def _unused(self) -> list[Request]:
-        first: dict[Any, Request] = {}  # where the same is said of a target twice, the first counts
-        for r in self.policy.requests:
-            if r.kind in ("override", "global") and r.mode != "forbid":
-                first.setdefault((r.kind, r.target), r)
-        return self.ledger.unused(first.values(), self.components) if self.ledger.tallies else []
+        if before and self.ledger.tallies:
+            first: dict[Any, Request] = {}  # where the same is said of a target twice, the first counts
+            for r in self.policy.requests:
+                if r.kind in ("override", "global") and r.mode != "forbid":
+                    first.setdefault((r.kind, r.target), r)
+            self.ledger.check_used(first.values(), self.components)
 
     def __enter__(self) -> Attachment:
         return self
@@ -254,18 +252,12 @@ def _take_over(
         vars(module)["_hal_route"] = route
         if cls not in classes:
             classes[cls] = routed(cls)
-        module.__class__ = classes[cls]
-        undo.callback(_give_back, module, cls, classes[cls])
+        undo.callback(vars(module).pop, "_hal_route", None)
+        put_on(module, classes[cls], undo)
         if "backend" in site.doors:
             _set_backend(module.processor, undo)
     _set_interface(model, [module for site, module in sites.items() if "interface" in site.doors], undo)
     return places
-
-
-def _give_back(module: nn.Module, cls: type[nn.Module], ours: type[nn.Module]) -> None:
-    vars(module).pop("_hal_route", None)
-    if type(module) is ours:  # else someone put a class on top; without a route ours does nothing
-        module.__class__ = cls
 
 
 def _set_backend(processor: Any, undo: ExitStack) -> None:

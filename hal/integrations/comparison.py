@@ -18,6 +18,7 @@ from ..ledger import Receipt
 from ..policy import DENOISER
 from . import media
 from .attachment import attach
+from .generation import reporting
 from .loading import load, pipeline_class
 
 if TYPE_CHECKING:
@@ -122,15 +123,11 @@ def compare(
 def _run(
     pipeline: Any, variant: Variant, prompt: str, seed: int, progress: Progress | None, arguments: Mapping[str, Any]
 ) -> tuple[np.ndarray, float, list[Receipt]]:
-    def told(_: Any, step: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
-        if progress:
-            progress(variant.name, step + 1, len(pipeline.scheduler.timesteps))
-        return state
-
+    told = None if progress is None else lambda done, steps: progress(variant.name, done, steps)
     start = time.perf_counter()
     with attach(pipeline, **variant.words) as attachment:
         generator = torch.Generator("cpu").manual_seed(seed)
-        made = pipeline(prompt=prompt, generator=generator, output_type="np", callback_on_step_end=told, **arguments)
+        made = pipeline(prompt=prompt, generator=generator, output_type="np", **arguments, **reporting(pipeline, told))
     seconds = time.perf_counter() - start
     images = getattr(made, "frames", None)
     images = made.images if images is None else images[0]

@@ -16,6 +16,7 @@ from torch import nn
 from ..context import position
 from ..models import grids
 from ..policy import DENOISER
+from .disguise import put_on, subclass
 
 
 class Steps:
@@ -43,21 +44,10 @@ def watch(model: Any, parts: dict[str, nn.Module], undo: ExitStack) -> None:
     steps = Steps()
     scheduler = None if isinstance(model, nn.Module) else getattr(model, "scheduler", None)
     if hasattr(scheduler, "step") and hasattr(scheduler, "set_timesteps"):
-        _take(scheduler, _counting(type(scheduler), steps), undo)
+        put_on(scheduler, _counting(type(scheduler), steps), undo)
     for name, part in parts.items():
         if DENOISER.fullmatch(name) and not hasattr(part, "_supports_sdpa"):
-            _take(part, _placing(type(part), steps), undo)
-
-
-def _take(thing: Any, ours: type, undo: ExitStack) -> None:
-    cls = type(thing)
-
-    def give_back() -> None:
-        if type(thing) is ours:  # else someone put a class on top
-            thing.__class__ = cls
-
-    thing.__class__ = ours
-    undo.callback(give_back)
+            put_on(part, _placing(type(part), steps), undo)
 
 
 def _counting(cls: type, steps: Steps) -> type:
@@ -80,7 +70,8 @@ def _counting(cls: type, steps: Steps) -> type:
         methods["set_begin_index"] = set_begin_index
     for name, method in methods.items():  # pipelines look at the parameters of set_timesteps
         method.__signature__ = inspect.signature(getattr(cls, name))
-    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    made: type = subclass(cls, methods)
+    return made
 
 
 def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
@@ -96,5 +87,5 @@ def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
         with position(**here, **({} if grid is None else {"grid": grid})):
             return super(ours, self).__call__(*args, **kwargs)
 
-    ours: Any = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    ours = subclass(cls, {"__call__": __call__})
     return ours

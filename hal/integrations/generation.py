@@ -16,13 +16,13 @@ import torch
 from .. import choices, current_platform, detect, plugins
 from ..context import changed, current
 from ..demo import shipped
-from ..errors import AttachError, HalError, NoKernelError, PolicyError, did_you_mean, unknown
+from ..errors import AttachError, HalError, PolicyError, did_you_mean, unknown
 from ..facts import Call
 from ..ledger import Receipt
 from ..plan import Plan, read_plan
 from ..policy import DENOISER, Policy
 from ..requests import request
-from ..settlement import settle
+from ..run import decide_in
 from . import media, passthrough
 from .attachment import Attachment, attach
 from .loading import component_names, load, located, pipeline_class
@@ -134,7 +134,7 @@ def generate(
                 generator=torch.Generator("cpu").manual_seed(seed),
                 output_type="pil",
                 **call,
-                **_callback(pipeline, progress),
+                **reporting(pipeline, progress),
             )
         except Exception as e:
             raise _told(e, cls, ran, compiled, said) from e
@@ -265,20 +265,17 @@ def _by_hal(pipeline: Any, policy: Policy, override: str | None, plan: Plan | No
 
 def _check_served(attachment: Attachment) -> None:
     """Raise now what a step would raise whatever its call is: a choice that this machine cannot serve."""
-    catalog, here = plugins.catalog(detect.ignored()), current.get()
+    here = current.get()
     for name, part in attachment.parts.items():
         first = next(part.parameters(), None)
         if first is None or here.machine is not None:
             continue
-        machine = detect.real_machine(detect.platform_for(first.device.type).name)
         for place in {p.key: p for p in attachment.places[name]}.values():
-            context = place.within(here)
             for role in ("self", "cross"):
-                policy = context.policy.over(choices.environment(catalog)).at(context.site)
-                d = settle(Call(role=role), machine, catalog, policy)
+                d = decide_in(place.within(here), Call(role=role), first.device.type)
                 asked = d.request is not None and d.request.kind in ("global", "override")
                 if d.error and (asked or all(c.verdict is False for c in d.candidates)):
-                    raise NoKernelError(d.error, d)
+                    raise d.refusal()
 
 
 def _compiled(pipeline: Any, graphs: bool) -> tuple[str, ...]:
@@ -332,7 +329,7 @@ def _told(e: Exception, cls: type, ran: Any, compiled: tuple[str, ...], said: An
     return e
 
 
-def _callback(pipeline: Any, progress: Progress | None) -> dict[str, Any]:
+def reporting(pipeline: Any, progress: Progress | None) -> dict[str, Any]:
     """The pipeline's argument that reports each step to ``progress``, in the newer or the older form."""
     if progress is None:
         return {}

@@ -11,9 +11,9 @@ from typing import Any
 
 from .. import __version__, choices, detect, log, models, plugins, source
 from ..catalog import Catalog
-from ..context import changed, unused
+from ..context import changed
 from ..decision import Decision
-from ..errors import AttachError, HalError, PolicyError
+from ..errors import AttachError, HalError
 from ..facts import Machine, dtype_name
 from ..ledger import Ledger, receipt_of
 from ..plan import SAID, Entry, Plan, entry_of
@@ -67,8 +67,7 @@ def lock(
         ledger.count(decision, receipt_of(decision), 0)
         entry = entry_of(decision)
         entries.setdefault((entry.component, entry.role, entry.layer, str(entry.call)), entry)
-    for r in ledger.unused([r for r in policy.requests if r.kind in ("override", "global")], parts):
-        raise PolicyError(unused(r, ledger))
+    ledger.check_used([r for r in policy.requests if r.kind in ("override", "global")], parts)
     return Plan(__version__, target, {**_said(words, config), "dtype": dtype}, tuple(entries.values()), str(model_path))
 
 

@@ -30,7 +30,8 @@ from torch.overrides import TorchFunctionMode
 from .. import context
 from ..errors import AttachError
 from ..policy import AUTOMATIC, Site
-from ..run import attention
+from ..run import attention_at
+from .disguise import subclass
 
 NAME = "hal"
 Layout = Literal["bshd", "bhsd"]
@@ -74,11 +75,11 @@ _here = _Here()
 _NO_ROUTE = Route(context.Place(AUTOMATIC, Site("model")))
 
 
-def routed(cls: type[nn.Module]) -> type[nn.Module]:
+def routed(cls: type[nn.Module]) -> Any:
     """A subclass of ``cls`` that says, while it runs, by which ``_hal_route`` its attention goes."""
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        call = super(made, self).__call__  # type: ignore[arg-type]
+        call = super(made, self).__call__
         route = getattr(self, "_hal_route", None)
         if route is None:
             return call(*args, **kwargs)
@@ -91,7 +92,7 @@ def routed(cls: type[nn.Module]) -> type[nn.Module]:
         finally:
             _here.stack.pop()
 
-    made = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    made = subclass(cls, {"__call__": __call__})
     return made
 
 
@@ -131,16 +132,7 @@ def _run(
     }
     _here.stack.append(None)
     try:
-        if (
-            torch.compiler.is_compiling() and context.local.generation is not None
-        ):  # read, so that a new policy traces again
-            from ..compiled import placed
-
-            given = {name: value for name, value in arguments.items() if value is not None}
-            key = route.place.layer_key if context.local.by_layer is True else route.place.key
-            return placed(q, k, v, key, given)
-        with route.place.entered():
-            return attention(q, k, v, **arguments)
+        return attention_at(route.place, q, k, v, arguments)
     finally:
         _here.stack.pop()
 

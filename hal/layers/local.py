@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import detect, log, plugins
-from ..context import Place, current, local
+from ..context import Place, current
 from ..decision import Decision
 from ..errors import CallError
 from ..facts import Call, dtype_name
 from ..ledger import alive, receipt_of, tally, watching
 from ..policy import ROLES, Site
-from ..run import attention, decide_in
+from ..run import attention_at, decide_in
 
 _layers: WeakSet[LocalAttention] = WeakSet()
 
@@ -136,21 +136,15 @@ class LocalAttention(nn.Module):
             "attn_mask": attn_mask, "is_causal": self.causal, "scale": self.scale, "dropout_p": dropout_p,
             "enable_gqa": self.kv_heads != self.heads, "return_lse": return_lse, "role": self.role,
         }  # fmt: skip
-        if torch.compiler.is_compiling() and local.generation is not None:  # read, so that a new policy traces again
-            from ..compiled import placed
-
-            given = {name: value for name, value in arguments.items() if value is not None}
-            place = self.attached or self.place
-            return placed(q, k, v, place.layer_key if local.by_layer is True else place.key, given)
-        if q.shape[2:] != (self.heads, self.head_dim) or k.shape[2] != self.kv_heads:
-            raise CallError(
-                f"q is {tuple(q.shape)} and k {tuple(k.shape)}; this layer takes q [B, Sq, {self.heads}, {self.head_dim}] "
-                f"and k, v [B, Sk, {self.kv_heads}, {self.head_dim}]"
-            )
-        place = self.attached or self.place
-        vars(self).update(dtype=q.dtype, device_type=q.device.type)  # as its calls are, whatever was thought before
-        with place.entered():
-            return attention(q, k, v, **arguments)
+        # What is no tensor is told by hal.attention.
+        if not torch.compiler.is_compiling() and isinstance(q, Tensor) and isinstance(k, Tensor):
+            if q.shape[2:] != (self.heads, self.head_dim) or k.shape[2] != self.kv_heads:
+                raise CallError(
+                    f"q is {tuple(q.shape)} and k {tuple(k.shape)}; this layer takes q [B, Sq, {self.heads}, "
+                    f"{self.head_dim}] and k, v [B, Sk, {self.kv_heads}, {self.head_dim}]"
+                )
+            vars(self).update(dtype=q.dtype, device_type=q.device.type)  # as its calls are, whatever was thought before
+        return attention_at(self.attached or self.place, q, k, v, arguments)
 
     def extra_repr(self) -> str:
         kv = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""

@@ -9,11 +9,10 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
 
 import pytest
-from attached import ZEROS
+from attached import install_zeros
 
 import hal
-from hal import plugins, run
-from hal.catalog import Catalog
+from hal import run
 from hal.testing import tiny
 
 diffusers = pytest.importorskip("diffusers")
@@ -38,10 +37,7 @@ def named_pipeline(request: pytest.FixtureRequest) -> tuple[str, Any]:
 @pytest.fixture
 def zeros(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a backend whose output is zero, as an outsider would add it."""
-    catalog = plugins.catalog(frozenset())
-    wider = Catalog(catalog.platforms, {**catalog.backends, "zeros": ZEROS}, catalog.problems)
-    monkeypatch.setattr(plugins, "catalog", lambda ignore=frozenset(): wider)
-    yield "zeros"
+    yield install_zeros(monkeypatch)
     run.forget()
 
 

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 import hal
+from hal import run
 from hal.errors import AttachError
 from hal.integrations import routing
 from hal.testing import tiny
@@ -33,13 +34,13 @@ MASKS = {"none": None, "full": torch.ones_like(TOKENS), "right padding": RIGHT, 
 @pytest.fixture
 def spied(monkeypatch):
     """Arguments of every call that reaches hal."""
-    calls = []
+    calls, real = [], run.attention
 
     def spy(q, k, v, **arguments):
         calls.append({"q": q, "k": k, **arguments})
-        return hal.attention(q, k, v, **arguments)
+        return real(q, k, v, **arguments)
 
-    monkeypatch.setattr(routing, "attention", spy)
+    monkeypatch.setattr(run, "attention", spy)
     return calls
 
 

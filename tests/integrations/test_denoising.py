@@ -7,10 +7,9 @@ import torch
 from attached import STEPS, sample
 
 import hal
-from hal import context
+from hal import context, run
 from hal.context import Grid
 from hal.errors import PolicyError
-from hal.integrations import routing
 from hal.testing import tiny
 
 GRIDS = {  # of the sizes that tiny.CALLS has
@@ -25,14 +24,14 @@ GRIDS = {  # of the sizes that tiny.CALLS has
 @pytest.fixture
 def seen(monkeypatch):
     """(component, position, role, query tokens) of every call that an attached model makes."""
-    out = []
+    out, real = [], run.attention
 
     def spy(q, k, v, **arguments):
         tokens = q.shape[1 if arguments["layout"] == "bshd" else 2]
         out.append((context.current.get().site.component, context.where(), arguments["role"], tokens))
-        return hal.attention(q, k, v, **arguments)
+        return real(q, k, v, **arguments)
 
-    monkeypatch.setattr(routing, "attention", spy)
+    monkeypatch.setattr(run, "attention", spy)
     return out
 
 
@@ -89,7 +88,7 @@ def test_by_hand():
         assert context.where().grid.tokens == 48
 
 
-@pytest.mark.parametrize("wrong", [(8, 8), (-1, 8), (0, 0), (True, 8)])
+@pytest.mark.parametrize("wrong", [(8, 8), (-1, 8), (0, 0), (True, 8), ("1", 8), (0, None)])
 def test_a_step_outside_its_loop_is_refused(wrong):
     with pytest.raises(PolicyError, match="allowed are"), hal.step(*wrong):
         pass

@@ -14,19 +14,18 @@ from diffusers.models.attention_processor import Attention, IPAdapterAttnProcess
 from torch import nn
 
 import hal
-from hal import context
-from hal.integrations import routing
+from hal import context, run
 from hal.testing import tiny
 
 
 def test_hal_knows_component_layer_and_role_of_every_call(monkeypatch):
-    seen = []
+    seen, real = [], run.attention
 
     def spy(q, k, v, **arguments):
         seen.append((context.current.get().site.component, context.where().layer, arguments["role"]))
-        return hal.attention(q, k, v, **arguments)
+        return real(q, k, v, **arguments)
 
-    monkeypatch.setattr(routing, "attention", spy)
+    monkeypatch.setattr(run, "attention", spy)
     pipeline = tiny.pixart()
     with hal.attach(pipeline):
         sample("pixart", pipeline, num_inference_steps=1)
@@ -121,7 +120,7 @@ def test_a_call_counts_once_even_where_sites_nest_and_the_kernel_is_pytorchs(mon
         roles.append(role)
         return F.scaled_dot_product_attention(q, k, v, **arguments)
 
-    monkeypatch.setattr(routing, "attention", kernel)
+    monkeypatch.setattr(run, "attention", kernel)
     model, q = Outer(), torch.randn(1, 2, 5, 8)
     want = model(q)
     with hal.attach(model):

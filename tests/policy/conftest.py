@@ -13,19 +13,15 @@ sys.path.append(str(Path(__file__).parents[1] / "integrations"))  # sample, ZERO
 import pytest
 
 import hal
-from hal import context, plugins, run
-from hal.catalog import Catalog
+from hal import context, run
 
 
 @pytest.fixture
 def zeros(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a backend whose output is zero, as an outsider would add it."""
-    from attached import ZEROS
+    from attached import install_zeros
 
-    catalog = plugins.catalog(frozenset())
-    wider = Catalog(catalog.platforms, {**catalog.backends, "zeros": ZEROS}, catalog.problems)
-    monkeypatch.setattr(plugins, "catalog", lambda ignore=frozenset(): wider)
-    yield "zeros"
+    yield install_zeros(monkeypatch)
     run.forget()
 
 

@@ -66,6 +66,18 @@ def test_a_force_for_what_did_not_run_is_told_when_it_ends():
         pass
 
 
+@pytest.mark.parametrize("wrong", [None, 3])
+def test_a_target_is_a_text(wrong):
+    for use in (lambda: hal.component(wrong), lambda: hal.force("torch_sdpa", on=wrong or [])):
+        with pytest.raises(hal.PolicyError, match="a target is a text"), use():
+            pass
+
+
+def test_a_layer_that_is_given_no_tensor_says_so():
+    with pytest.raises(hal.CallError, match="q is NoneType"):
+        hal.LocalAttention(2, 8)(None, Q, Q)
+
+
 GEOMETRY = [
     ((2, 32), {}),
     ((7, 8), {}),
