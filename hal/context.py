@@ -39,6 +39,7 @@ class Grid(NamedTuple):
     height: int
     width: int
     text: int = 0
+    text_first: bool = False  # text tokens come before the video's
 
     @property
     def tokens(self) -> int:
@@ -287,8 +288,9 @@ def step(index: int, steps: int, *, timestep: float | None = None) -> Iterator[N
 
 
 @contextmanager
-def grid(frames: int, height: int, width: int, text: int = 0) -> Iterator[None]:
-    """Attention inside is over this token grid: frames, height and width in tokens, row-major, and ``text`` tokens.
+def grid(frames: int, height: int, width: int, text: int = 0, *, text_first: bool = False) -> Iterator[None]:
+    """Attention inside is over this token grid: frames, height and width in tokens, row-major, and ``text`` tokens,
+    which come after the video's or, with ``text_first``, before them.
 
     An attached pipeline of a known family says this by itself.  Raises PolicyError for a size below 1.
     """
@@ -297,7 +299,9 @@ def grid(frames: int, height: int, width: int, text: int = 0) -> Iterator[None]:
             raise PolicyError(f"grid {name} is {n!r}; allowed: an integer of at least 1")
     if isinstance(text, bool) or not isinstance(text, int) or text < 0:
         raise PolicyError(f"grid text is {text!r}; allowed: an integer of at least 0")
-    with position(grid=Grid(frames, height, width, text)):
+    if not isinstance(text_first, bool):
+        raise PolicyError(f"grid text_first is {text_first!r}; allowed: True or False")
+    with position(grid=Grid(frames, height, width, text, text_first)):
         yield
 
 

@@ -1,7 +1,7 @@
 """Moving handwritten digits: the data of the demo model.
 
 scikit-learn ships 1,797 handwritten digits of 8x8 pixels.  Each is drawn at 32x32 pixels on a dark canvas and moves:
-it drifts (slow, straight) or bounces (fast, turns round at the edge of the canvas).  One clip holds one or two digits
+it drifts (straight) or bounces (turns round at the edge of the canvas), by 2 pixels a frame; some drift by 1.  One clip holds one or two digits
 and a caption such as "a seven drifting left, a two bouncing up".  Everything is drawn from a `numpy` generator, so a
 seed names a clip.  One fifth of the digit images is held out: no clip of the training split shows them.
 """
@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-MOTIONS = {"drifting": 1, "bouncing": 2}  # speed, pixels per frame
+MOTIONS = ("drifting", "bouncing")
+SPEED = 2  # pixels per frame: one token of the model in the four frames of a token
+SLOW = 0.15  # share of the drifting digits that move by half of that
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}  # (dy, dx)
 ZOOM = 4  # drawn pixels per pixel of a scikit-learn digit
 SPRITE = 8 * ZOOM
@@ -63,7 +65,8 @@ def _path(rng: np.random.Generator, motion: str, direction: str, frames: int, si
     Digits begin on a lattice of `LATTICE` pixels and turn round on it, so that a token of the model sees a digit in few
     ways.  That is what makes the model learnable on two CPU cores.
     """
-    speed = MOTIONS[motion]
+    slow = motion == "drifting" and rng.random() < SLOW
+    speed = SPEED // 2 if slow else SPEED
     length = speed * (frames - 1)
     slack = np.array(size) - SPRITE
     start = (rng.integers(0, slack // LATTICE + 1) * LATTICE).astype(float)
@@ -72,7 +75,7 @@ def _path(rng: np.random.Generator, motion: str, direction: str, frames: int, si
     room = int(slack[axis])
     if room <= 0:
         return np.tile(start, (frames, 1))
-    grid = LATTICE if motion == "bouncing" else LATTICE // 2
+    grid = LATTICE // 2 if slow else LATTICE
     if motion == "bouncing":  # begin near enough to the edge to reach it within the clip
         low, high = grid, max(grid, min(room, int(0.75 * length)))
     else:  # begin far enough from the edge not to reach it, where the canvas is large enough
@@ -104,7 +107,7 @@ def sample_clip(
 
     def one(axis: int | None = None, near: int | None = None) -> Digit:
         index = rng.integers(len(labels))
-        motion, direction = rng.choice(list(MOTIONS)), rng.choice(list(DIRECTIONS))
+        motion, direction = rng.choice(MOTIONS), rng.choice(list(DIRECTIONS))
         if axis is not None:
             direction = rng.choice([name for name, heading in DIRECTIONS.items() if heading[axis]])
         path = _path(rng, motion, direction, frames, (height, width))

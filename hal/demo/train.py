@@ -41,20 +41,22 @@ class Phase:
 
 ONE = Load(20, (1, 5, 5))
 PLACES = (replace(ONE, share=0.15), Load(8, (1, 8, 8), 0.45), Load(3, (4, 8, 8), 0.4))
+MOVING = (replace(ONE, share=0.1), Load(8, (1, 8, 8), 0.15, pair=0.3), Load(3, (4, 8, 8), 0.75, pair=0.3))
 MIXED = (
-    replace(ONE, share=0.2),
-    Load(8, (1, 8, 8), 0.2, pair=0.35),
-    Load(3, (4, 8, 8), 0.3, pair=0.35),
-    Load(2, (1, 16, 16), 0.15, pair=0.5),
-    Load(1, (4, 16, 16), 0.15, pair=0.5),
+    Load(8, (1, 8, 8), 0.1, pair=0.35),
+    Load(3, (4, 8, 8), 0.45, pair=0.35),
+    Load(2, (1, 16, 16), 0.1, pair=0.5),
+    Load(1, (4, 16, 16), 0.35, pair=0.5),
 )
-LARGE = (Load(1, (4, 16, 16), 0.5, 0.5), Load(1, (8, 8, 8), 0.3, islands=3), Load(1, (8, 32, 32), 0.2, 0.5))
+DEFAULT = (Load(3, (4, 8, 8), 0.3, 0.35), Load(1, (4, 16, 16), 0.6, 0.5), Load(1, (8, 8, 8), 0.1, islands=2))
+LARGE = (Load(1, (4, 16, 16), 0.6, 0.5), Load(1, (8, 8, 8), 0.37, islands=3), Load(1, (8, 32, 32), 0.03, 0.5))
 PLAN = (
     Phase("one digit", 1500, (ONE,), (1.0, 0.9)),
-    Phase("places", 8000, PLACES, (0.9, 0.7)),
-    Phase("mixed", 20000, MIXED, (0.7, 0.3)),
-    Phase("default size", 8000, (*MIXED[2:4], Load(1, (4, 16, 16), 1.0, 0.5)), (0.3, 0.1)),
-    Phase("large", 1200, LARGE, (0.1, 0.02)),
+    Phase("places", 7100, PLACES, (0.9, 0.7)),
+    Phase("moving", 5000, MOVING, (0.7, 0.5)),
+    Phase("mixed", 5000, MIXED, (0.5, 0.3)),
+    Phase("default size", 3000, DEFAULT, (0.3, 0.08)),
+    Phase("large", 500, LARGE, (0.08, 0.02)),
 )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from .blockmask import BlockMask
 from .executor import EXECUTORS, Executor, block_sparse_attention, execute, register
+from .given import given
 from .order import Order
 from .selection import cumulative, kth_value, pool, top_k
 from .triton import EXECUTOR
@@ -27,6 +28,7 @@ __all__ = [
     "block_sparse_attention",
     "cumulative",
     "execute",
+    "given",
     "kth_value",
     "pool",
     "register",

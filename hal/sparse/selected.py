@@ -1,0 +1,195 @@
+"""What sparse backends have in common: know the grid, take tokens into blocks, ask a selector, execute, restore.
+
+A backend gives ``run`` a tile and a selector.  What does not depend on the data (orders, masks of windows) is cached by grid,
+tile, device and settings, so a step builds nothing anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..context import Position, where
+from ..errors import CallError
+from ..sdpa import as_written
+from .blockmask import BlockMask
+from .executor import execute
+from .given import take
+from .order import Grid, Order
+
+Result = tuple[Tensor, Tensor | None]
+Run = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What a selector has chosen for one call.
+
+    ``masks``: one for all heads; or (query heads, mask) pairs in which every head stands once, so that few masks serve
+    many heads, layers and steps; None: every key.  ``coarse``: [B, H, blocks, Dv], added to each token of a block of
+    queries, times the gate where one is given (``hal.sparse.given``).
+    """
+
+    masks: BlockMask | tuple[tuple[tuple[int, ...], BlockMask], ...] | None
+    coarse: Tensor | None = None
+
+
+# q, k, v [B, H, slots, D] in block order (empty slots 0), their order, and where the call stands.
+Selector = Callable[[Tensor, Tensor, Tensor, Order, Position], Selected]
+
+
+def run(
+    backend: str,
+    tile: Grid,
+    select: Selector,
+    *,
+    scale: float,
+    lse: bool = False,
+    dense: Callable[[Position], bool] | None = None,
+) -> Run:
+    """A kernel's ``run(q, k, v, mask, varlen)`` in layout "bhsd", q and k of equal length.
+
+    ``dense``: whether a call that stands there attends to every key; asked before tokens are moved.  ``mask`` is None or
+    key padding, bool [B, 1, 1, S].  Raises CallError before anything runs where the grid is unknown or another.
+    """
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, varlen: Any) -> Any:
+        at = where()
+        order = order_here(backend, q.shape[2], tile, q.device, at)
+        bias = None if mask is None else key_bias(mask)
+        if dense is not None and dense(at):
+            out, stats = every_key(q, k, v, bias, scale, lse)
+            return (out, stats) if lse else out
+        blocks = order.to_blocks(q), order.to_blocks(k), order.to_blocks(v)
+        chosen = select(*blocks, order, at)
+        if chosen.masks is None:
+            out, stats = every_key(q, k, v, bias, scale, lse)
+        else:
+            moved = None if bias is None else order.to_blocks(bias, -1)
+            out, stats = executed(*blocks, chosen.masks, moved, scale, lse)
+            out = order.from_blocks(out)
+            stats = None if stats is None else order.from_blocks(stats, -1)
+        if chosen.coarse is not None:
+            out = with_coarse(out, chosen.coarse, order)
+        return (out, stats) if lse else out
+
+    return attend
+
+
+# ---- the grid
+
+
+def order_here(backend: str, tokens: int, tile: Grid, device: torch.device, at: Position) -> Order:
+    """The order of the running grid for calls of so many tokens: video alone, or video and text.  Cached.
+
+    Raises CallError where no grid is set, or one that has another number of tokens.
+    """
+    g = at.grid
+    if g is None:
+        raise CallError(
+            f"{backend} needs to know how its {tokens} tokens lie in frames, rows and columns, and no grid is set; "
+            "write with hal.grid(frames, height, width, text=TEXT_TOKENS) around the call, or hal.attach a pipeline whose "
+            "family hal knows"
+        )
+    if tokens == g.tokens:  # text that the model attends to elsewhere, if any
+        before, after = 0, 0
+    elif tokens == g.tokens + g.text:
+        before, after = (g.text, 0) if g.text_first else (0, g.text)
+    else:
+        text = f" and {g.text} text tokens, {g.tokens + g.text} in all" if g.text else ""
+        raise CallError(
+            f"{backend} was given {tokens} tokens, and the grid is {g.frames} x {g.height} x {g.width} = {g.tokens}"
+            f"{text}; set the grid of this call with hal.grid(frames, height, width, text=TEXT_TOKENS)"
+        )
+    return Order.of((g.frames, g.height, g.width), tile, prefix=before, suffix=after, device=device)
+
+
+def step_here(backend: str, at: Position, why: str) -> int:
+    """The denoising step.  Raises CallError where it is not known; ``why`` is the setting that needs it."""
+    if at.step is None:
+        raise CallError(
+            f"{backend} needs the denoising step for {why}, and none is set; write with hal.step(index, steps) around the "
+            "call, or hal.attach the pipeline"
+        )
+    return at.step
+
+
+def layer_here(backend: str, at: Position, why: str) -> int:
+    """The index of the layer.  Raises CallError where it is not known."""
+    if at.layer is None:
+        raise CallError(
+            f"{backend} needs the index of the layer for {why}, and none is set; hal.attach the model, or write "
+            "with hal.context.position(layer=INDEX) around the call"
+        )
+    return at.layer
+
+
+# ---- the parts of a run
+
+
+def key_bias(mask: Tensor) -> Tensor:
+    """From key padding, bool [B, 1, 1, S] (True: attend), to a bias [B, 1, S] for the executor."""
+    zero = torch.zeros((), dtype=torch.float32, device=mask.device)
+    return torch.where(mask[:, :, 0], zero, -torch.inf)
+
+
+def every_key(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool) -> Result:
+    """Attention to all keys, in the order in which tokens come."""
+    if bias is None and not lse:
+        with as_written(q):
+            return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1]), None
+    one = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
+    mask = BlockMask.from_dense(one, q.shape[2], k.shape[2], q.shape[2], k.shape[2])
+    return execute(q, k, v, mask, scale=scale, bias=bias, lse=lse)
+
+
+def executed(q: Tensor, k: Tensor, v: Tensor, masks: Any, bias: Tensor | None, scale: float, lse: bool) -> Result:
+    """The executor on blocks, once for each mask of ``Selected.masks``."""
+    if isinstance(masks, BlockMask):
+        return execute(q, k, v, masks, scale=scale, bias=bias, lse=lse)
+    if len(masks) == 1:
+        return execute(q, k, v, masks[0][1], scale=scale, bias=bias, lse=lse)
+    group = q.shape[1] // k.shape[1]
+    outs, stats, heads = [], [], []
+    for mine, mask in masks:
+        index = _index(mine, q.device)
+        some_q, some_k, some_v = (
+            x.index_select(1, i) for x, i in ((q, index), (k, index // group), (v, index // group))
+        )
+        out, stat = execute(some_q, some_k, some_v, mask, scale=scale, bias=bias, lse=lse)
+        outs.append(out)
+        stats.append(stat)
+        heads += mine
+    back = _index(tuple(sorted(range(len(heads)), key=heads.__getitem__)), q.device)
+    out = torch.cat(outs, 1).index_select(1, back)
+    return out, torch.cat(stats, 1).index_select(1, back) if lse else None  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _index(heads: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # cached, so it may meet autograd later
+        return torch.tensor(heads, device=device)
+
+
+def with_coarse(out: Tensor, coarse: Tensor, order: Order) -> Tensor:
+    """``out`` [B, H, tokens, Dv] plus what its blocks of queries have in common, gated; summed in float32."""
+    added = coarse.index_select(2, order.slot // order.block)
+    given = taken_gate(out)
+    return (out + (added if given is None else added * given)).to(out.dtype)
+
+
+def taken_gate(out: Tensor) -> Tensor | None:
+    """The given gate as [B, H, S, Dv] for ``out`` of that shape; None: none is given.  Raises CallError for another shape."""
+    gate = take("gate")
+    if gate is None:
+        return None
+    b, h, s, d = out.shape
+    if gate.shape != (b, s, h, d):
+        raise CallError(f"the gate has shape {tuple(gate.shape)}; it must be [B, S, H, Dv], here {(b, s, h, d)}")
+    return gate.transpose(1, 2)

@@ -1,0 +1,344 @@
+"""STA: windows by their definition, strategies, and the run of a backend that needs the grid."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import hal
+from hal import oracle, policy
+from hal.backends.sliding_tile_attn import BACKEND, PORTABLE, native, portable, strategy
+from hal.backends.sliding_tile_attn.settings import Settings
+from hal.config import Setting
+from hal.context import Position, position
+from hal.errors import CallError, PolicyError
+from hal.facts import Call
+from hal.sparse import Order
+from hal.testing import fakes
+
+settings = hypothesis_settings(max_examples=15, deadline=None)
+TILE = (2, 2, 3)  # small grids have several tiles
+sides = st.integers(1, 7)
+grids = st.tuples(sides, sides, sides)
+windows = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
+
+
+def tensors(seed, b, h, kv_heads, s, d=8, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(b, n, s, d, generator=g, dtype=torch.float64).to(dtype) for n in (h, kv_heads, kv_heads))
+
+
+def attends(q, k, window, tiles):
+    """The definition, for one pair of tiles."""
+    for a, b, w, n in zip(q, k, window, tiles):
+        middle = min(max(a, w // 2), n - 1 - w // 2)
+        if n > w and abs(middle - b) > w // 2:
+            return False
+    return True
+
+
+def dense_mask(grid, window, text, first, tile=TILE):
+    """bool [tokens, tokens], token by token, from the definition alone."""
+    tiles = [-(-n // t) for n, t in zip(grid, tile)]
+    at = [tuple(x // t for x, t in zip(p, tile)) for p in itertools.product(*map(range, grid))]
+    video = torch.tensor([[attends(q, k, window, tiles) for k in at] for q in at])
+    keep = torch.ones(len(at) + text, len(at) + text, dtype=torch.bool)
+    a = text if first else 0
+    keep[a : a + len(at), a : a + len(at)] = video
+    return keep
+
+
+@contextmanager
+def tuned(tmp_path, monkeypatch, table, skip=0, tile=TILE):
+    """A strategy file of ``table`` [steps][layers][heads], and the settings that name it."""
+    path = tmp_path / "strategy.json"
+    strategy.write(str(path), strategy.Strategy(tuple(tuple(tuple(heads) for heads in layers) for layers in table)))
+    with monkeypatch.context() as m:
+        m.setattr(portable, "TILE", tile)
+        m.setattr(native, "TILE", tile)
+        yield Settings(mask_strategy_file_path=str(path), skip_time_steps=skip)
+
+
+@pytest.fixture
+def bound(tmp_path, monkeypatch):
+    def make(table, skip=0, lse=False, scale="default", head_dim=8, tile=TILE):
+        with tuned(tmp_path, monkeypatch, table, skip, tile) as s:
+            return portable.bind(Call(head_dim=head_dim, lse=lse, scale=scale), s)
+
+    return make
+
+
+# ---- windows
+
+
+@given(n=st.integers(1, 12), w=st.integers(1, 12))
+@settings
+def test_an_axis_is_as_defined_and_an_odd_window_has_as_many_tiles_everywhere(n, w):
+    keep = portable.axis(n, w)
+    assert keep.tolist() == [[attends((i,), (j,), (w,), (n,)) for j in range(n)] for i in range(n)]
+    assert keep.diagonal().all()
+    if w % 2:
+        assert set(keep.sum(1).tolist()) == {min(w, n)}
+    elif n > w:
+        assert keep.equal(portable.axis(n, w + 1))
+
+
+@given(n=st.integers(1, 12), w=st.integers(1, 10))
+@settings
+def test_windows_are_nested(n, w):
+    assert not (portable.axis(n, w) & ~portable.axis(n, w + 1)).any()
+
+
+@given(grid=grids, window=windows)
+@settings
+def test_a_window_clipped_to_the_grid_is_the_same_window(grid, window):
+    order = Order.of(grid, TILE)
+    assert portable.mask(order, window).keep.equal(portable.mask(order, portable.clipped(window, order.tiles)).keep)
+
+
+def test_masks_are_made_once():
+    order = Order.of((4, 5, 6), TILE)
+    assert portable.mask(order, (1, 1, 3)) is portable.mask(Order.of((4, 5, 6), TILE), (1, 1, 3))
+
+
+# ---- the run
+
+
+@given(
+    grid=grids, text=st.integers(0, 5), first=st.booleans(), b=st.integers(1, 2), kv_heads=st.sampled_from([1, 3]),
+    heads=st.lists(windows, min_size=3, max_size=3), scale=st.sampled_from(["default", 0.3]), padded=st.booleans(),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+@settings
+def test_equals_the_masked_softmax_of_the_same_pattern(
+    bound_once, grid, text, first, b, kv_heads, heads, scale, padded, seed
+):
+    q, k, v = tensors(seed, b, 3, kv_heads, grid[0] * grid[1] * grid[2] + text)
+    keep = torch.stack([dense_mask(grid, w, text, first) for w in heads])[None].expand(b, -1, -1, -1)
+    padding = None
+    if padded:
+        padding = torch.rand(b, 1, 1, q.shape[2], generator=torch.Generator().manual_seed(seed)) > 0.3
+        keep = keep & padding
+    run = bound_once([[heads]], lse=True, scale=scale)
+    with position(step=0, steps=1, layer=0), hal.grid(*grid, text=text, text_first=first):
+        out, lse = run(q, k, v, padding, None)
+    wanted, stats = oracle.attention(
+        q, k, v, attn_mask=keep, layout="bhsd", scale=None if scale == "default" else scale
+    )
+    torch.testing.assert_close(out, wanted, atol=1e-10, rtol=0)
+    torch.testing.assert_close(lse.double(), stats, atol=1e-5, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def bound_once(tmp_path_factory):
+    """As ``bound``, for tests with many examples."""
+    folder = tmp_path_factory.mktemp("strategies")
+    patch = pytest.MonkeyPatch()
+
+    def make(table, skip=0, lse=False, scale="default"):
+        with tuned(folder, patch, table, skip) as s:
+            return portable.bind(Call(head_dim=8, lse=lse, scale=scale), s)
+
+    yield make
+    patch.undo()
+
+
+@given(grid=grids, text=st.integers(0, 4), seed=st.integers(0, 99), step=st.integers(0, 1))
+@settings
+def test_full_windows_and_steps_before_skip_time_steps_are_dense(bound_once, grid, text, seed, step):
+    q, k, v = tensors(seed, 1, 2, 2, grid[0] * grid[1] * grid[2] + text)
+    narrow, full = [(1, 1, 1)] * 2, [(9, 9, 9)] * 2
+    run = bound_once([[narrow], [full]], skip=1)
+    with position(step=step, steps=2, layer=0), hal.grid(*grid, text=text):
+        out = run(q, k, v, None, None)
+    torch.testing.assert_close(out, oracle.attention(q, k, v, layout="bhsd")[0], atol=1e-10, rtol=0)
+
+
+def test_step_layer_and_head_choose_the_window(bound):
+    grid, q, k, v = (4, 4, 6), *tensors(0, 1, 2, 2, 96)
+    table = [[[(t + 1, layer + 1, h + 1) for h in range(2)] for layer in range(2)] for t in range(2)]
+    run = bound(table)
+    for t, layer in itertools.product(range(2), range(2)):
+        keep = torch.stack([dense_mask(grid, w, 0, False) for w in table[t][layer]])[None]
+        with position(step=t, steps=2, layer=layer), hal.grid(*grid):
+            out = run(q, k, v, None, None)
+        torch.testing.assert_close(out, oracle.attention(q, k, v, attn_mask=keep, layout="bhsd")[0], atol=1e-10, rtol=0)
+
+
+def test_gradients_are_the_oracles(bound):
+    grid, heads = (3, 5, 4), [(1, 3, 1), (1, 1, 1)]
+    q, k, v = (x.requires_grad_() for x in tensors(1, 1, 2, 1, 60 + 2))
+    run = bound([[heads]])
+    keep = torch.stack([dense_mask(grid, w, 2, False) for w in heads])[None]
+    with position(step=0, steps=1, layer=0), hal.grid(*grid, text=2):
+        mine = torch.autograd.grad(run(q, k, v, None, None).sin().sum(), (q, k, v))
+    wanted = oracle.attention(q, k, v, attn_mask=keep, layout="bhsd")[0]
+    for a, b in zip(mine, torch.autograd.grad(wanted.sin().sum(), (q, k, v))):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
+def test_through_hal_attention_with_padding_and_the_running_step(tmp_path):
+    grid, tile, heads = (7, 9, 10), (6, 8, 8), [(1, 1, 1), (2, 1, 1)]
+    q, k, v = (x.float().transpose(1, 2) for x in tensors(4, 2, 2, 1, 630 + 5))
+    valid = torch.arange(635) < torch.tensor([[635], [632]])  # the second text is shorter
+    path = tmp_path / "s.json"
+    strategy.write(str(path), strategy.Strategy(((tuple(heads),),) * 2))
+    given = (Setting(BACKEND.name, "", Settings(mask_strategy_file_path=str(path), skip_time_steps=1)),)
+    window = torch.stack([dense_mask(grid, w, 5, False, tile) for w in heads])[None]
+    with fakes.workbench(BACKEND), hal.context.changed(policy=policy.Policy(settings=given)), hal.grid(*grid, text=5):
+        for step in range(2):
+            with hal.step(step, 2), position(layer=0):
+                out = hal.attention(q, k, v, attn_mask=valid, enable_gqa=True, backend=BACKEND.name)
+            keep = valid[:, None, None] & (window if step else True)
+            wanted = oracle.attention(q, k, v, attn_mask=keep.expand(2, 2 if step else 1, -1, -1))[0]
+            torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=0)
+
+
+# ---- what is wrong is said before anything runs
+
+
+@pytest.mark.parametrize(
+    "here, grid, heads, text",
+    [
+        ({"step": 0, "layer": 0}, None, 2, r"24 tokens .* no grid is set; write with hal\.grid\(.*hal\.attach"),
+        ({"step": 0, "layer": 0}, (2, 2, 5), 2, r"24 tokens, and the grid is 2 x 2 x 5 = 20; set the grid"),
+        ({"step": 0, "layer": 0}, (2, 2, 5, 3), 2, r"= 20 and 3 text tokens, 23 in all"),
+        ({"layer": 0}, (2, 3, 4), 2, r"the denoising step for .*hal\.step"),
+        ({"step": 0}, (2, 3, 4), 2, r"the index of the layer .*hal\.attach"),
+        ({"step": 1, "layer": 0}, (2, 3, 4), 2, r"has 1 steps, 0 to 0, and this call is of step 1"),
+        ({"step": 0, "layer": 7}, (2, 3, 4), 2, r"has 1 layers, 0 to 0, and this call is of layer 7"),
+        ({"step": 0, "layer": 0}, (2, 3, 4), 3, r"windows for 2 heads, and q has 3"),
+    ],
+)
+def test_calls_that_do_not_fit(bound, here, grid, heads, text):
+    run = bound([[[(1, 1, 1)] * 2]])
+    q, k, v = tensors(0, 1, heads, heads, 24)
+    with position(**here):
+        with pytest.raises(CallError, match=text):
+            if grid is None:
+                run(q, k, v, None, None)
+            else:
+                with hal.grid(*grid):
+                    run(q, k, v, None, None)
+
+
+@pytest.mark.parametrize(
+    "content, text",
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "no entries"),
+        ("{}", "no entries"),
+        ('{"0_0": [1, 1, 1]}', '"0_0"'),
+        ('{"0_0_0": [1, 1]}', "numbers of tiles from 1"),
+        ('{"0_0_0": [1, 0, 1]}', "numbers of tiles from 1"),
+        ('{"0_0_0": [1, true, 1]}', "numbers of tiles from 1"),
+        ('{"0_0_0": [1, 1, 1], "0_0_0": [1, 1, 3]}', "twice"),
+        ('{"0_0_0": [1, 1, 1], "0_0_00": [1, 1, 3]}', "again"),
+        ('{"0_0_0": [1, 1, 1], "1_1_0": [1, 1, 1]}', 'the first missing is "0_1_0"'),
+    ],
+)
+def test_strategy_files_that_are_wrong(tmp_path, content, text):
+    path = tmp_path / "s.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(PolicyError, match=text):
+        portable.bind(Call(head_dim=8), Settings(mask_strategy_file_path=str(path)))
+
+
+@given(
+    table=st.integers(1, 3).flatmap(
+        lambda n: st.lists(
+            st.lists(st.lists(windows, min_size=n, max_size=n), min_size=n, max_size=n), min_size=1, max_size=3
+        )
+    )
+)
+@settings
+def test_a_strategy_survives_its_file(tmp_path_factory, table):
+    wanted = strategy.Strategy(tuple(tuple(tuple(h) for h in layers) for layers in table))
+    path = tmp_path_factory.mktemp("s") / "s.json"
+    strategy.write(str(path), wanted)
+    assert strategy.read(str(path)) == wanted
+    path.write_text(json.dumps({"0_0_0": [1, 2, 3]}))
+    assert strategy.read(str(path)).windows == ((((1, 2, 3),),),)  # a changed file is read again
+
+
+@pytest.mark.parametrize("mode", ["STA_searching", "STA_tuning", "STA_tuning_cfg"])
+def test_modes_that_are_not_built_say_so(mode):
+    with pytest.raises(PolicyError, match=f"sta_mode={mode} is not built"):
+        portable.bind(Call(head_dim=8), Settings(mask_strategy_file_path="x", sta_mode=mode))
+
+
+# ---- the packages
+
+
+@given(
+    text=st.integers(0, 3),
+    first=st.booleans(),
+    step=st.integers(0, 1),
+    heads=st.lists(windows, min_size=2, max_size=2),
+    seed=st.integers(0, 99),
+)
+@settings
+def test_a_package_gets_tiles_then_text_and_gives_what_the_portable_form_gives(
+    tmp_path_factory, text, first, step, heads, seed
+):
+    grid, calls = (4, 4, 6), []
+
+    def sliding_tile_attention(q, k, v, window_size, text_length, has_text=True, seq_shape="30x48x80"):
+        calls.append((window_size, text_length, has_text, seq_shape))
+        order = Order.of(grid, TILE)
+        masks = [dense_mask(grid, w, text, False) for w in window_size]
+        slots = torch.cat([order.token, torch.arange(order.tokens, order.tokens + text)])
+        keep = torch.stack([m[slots][:, slots] for m in masks])[None]
+        return oracle.attention(q, k, v, attn_mask=keep, layout="bhsd")[0]
+
+    q, k, v = tensors(seed, 1, 2, 2, 96 + text)
+    patch = pytest.MonkeyPatch()
+    with tuned(tmp_path_factory.mktemp("s"), patch, [[[(1, 1, 1)] * 2], [heads]], skip=1) as s, patch.context() as m:
+        m.setitem(native.SHAPES, grid, 3)
+        m.setattr(native, "TILE", TILE)
+        run = native._bound(sliding_tile_attention, s)
+        m.setattr(portable, "TILE", TILE)
+        plain = portable.bind(Call(head_dim=8), s)
+        with position(step=step, steps=2, layer=0), hal.grid(*grid, text=text, text_first=first):
+            torch.testing.assert_close(run(q, k, v, None, None), plain(q, k, v, None, None), atol=1e-10, rtol=0)
+    assert calls[0][1:] == (text, text > 0, "4x4x6")
+    if step == 0:
+        assert calls[0][0] == [(2, 2, 2)] * 2  # the full window
+
+
+@pytest.mark.parametrize(
+    "grid, tokens, refused",
+    [
+        (None, 24, None),
+        ((30, 48, 80), 115200, None),
+        ((30, 48, 80, 256), 115456, None),
+        ((30, 48, 80, 257), 115457, "257 text tokens"),
+        ((36, 48, 48, 77), 82944, None),
+        ((36, 48, 48, 77), 83021, "77 text tokens"),
+        ((2, 3, 4), 24, "the grid is 2x3x4; sta.portable takes any grid"),
+    ],
+)
+def test_grids_that_the_packages_were_not_built_for(grid, tokens, refused):
+    q = torch.empty(1, tokens, 1, 1, device="meta")
+    with position() if grid is None else hal.grid(*grid):
+        said = native.confirm(q, q, q, None, Call(layout="bshd"))
+    assert said is None if refused is None else refused in said
+
+
+def test_the_declaration():
+    assert BACKEND.quality == "lossy"  # never chosen automatically
+    assert BACKEND.roles == {"self"}  # never for cross-attention
+    lacks = {"causal", "rectangular", "varlen", "compile", "graph", "window", "mask.bool", "dropout"}
+    for kernel in (*BACKEND.kernels, PORTABLE):
+        assert not kernel.honours & lacks
+        assert callable(kernel.binder())
+    assert Position().grid is None
