@@ -56,6 +56,7 @@ class Backend:
     aliases: tuple[str, ...] = ()
     fallback: str | None = None
     portable: Kernel | None = None
+    needs_grid: bool = False  # its blocks follow the token grid, so each grid has a decision of its own
     per_request: bool = False  # exact or drop-in dense: one request may switch to it while others keep theirs
     tolerance: Mapping[str, float] = field(default_factory=dict)  # dtype -> max abs error on N(0, 1) data
     known_bad: str = ""

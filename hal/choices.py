@@ -29,6 +29,7 @@ WORDS = {
     "forbid": ("pairs", f"[COMPONENT=]NAME: {_SEVERAL}, a mapping of components", "vae=torch_sdpa"),
     "waive": ("texts", f"the waiver of a rule: {_SEVERAL}", "memory.math"),
     "fit": ("texts", f"the name of a fitting: {_SEVERAL}", "pad_head_dim"),
+    "native_only": ("flag", "true or false", "true"),
 }
 KEYS = tuple(WORDS)
 
@@ -46,6 +47,7 @@ def policy_of(
     forbid: Mapping[str, str] | Names = None,
     waive: Names = None,
     fit: Names = None,
+    native_only: bool | str | None = None,
     components: Iterable[str] | None = None,
     said: Any = lambda key, value: f"{key}={value!r}",
 ) -> Policy:
@@ -55,7 +57,7 @@ def policy_of(
     else ``refuse``.  Raises PolicyError for every malformed, unknown or contradictory word.
     """
     values = (attention_backend, component_attention_backends, attention_backend_config, attention_fallback)
-    given = dict(zip(KEYS, (*values, kernel, forbid, waive, fit), strict=True))
+    given = dict(zip(KEYS, (*values, kernel, forbid, waive, fit, native_only), strict=True))
     _check({key: value for key, value in given.items() if value is not None}, said)
     mode = _mode(attention_fallback, said)
     requests: list[Request] = []
@@ -85,7 +87,7 @@ def policy_of(
         _named(lambda n: catalog.check_names(frozenset({n}), frozenset()), name, said("waive", name))
     for name in sorted(names(fit)):
         _named(lambda n: catalog.check_names(frozenset(), frozenset({n})), name, said("fit", name))
-    return Policy(tuple(requests), names(waive), names(fit), settings)
+    return Policy(tuple(requests), names(waive), names(fit), settings, native_only=native_only in (True, "true"))
 
 
 def _check(words: Mapping[str, Any], said: Any) -> None:
@@ -101,6 +103,8 @@ def _check(words: Mapping[str, Any], said: Any) -> None:
 
 
 def _fits(kind: str, given: Any) -> bool:
+    if kind == "flag":
+        return isinstance(given, bool) or given in ("true", "false")
     if isinstance(given, str):
         return bool(pieces(given))
     if kind == "settings":
@@ -256,7 +260,8 @@ def asked(
 def scope(**choices: Any) -> Iterator[None]:
     """Attention inside is chosen by these words, those of ``hal.attach``: ``attention_backend`` (the global choice),
     ``component_attention_backends``, ``attention_backend_config``, ``attention_fallback``, ``kernel``, ``forbid``,
-    ``waive`` (rules by their waiver) and ``fit`` (fittings).  Raises PolicyError for an unknown word or name.
+    ``waive`` (rules by their waiver), ``fit`` (fittings) and ``native_only`` (what is asked for runs by a native kernel of
+    this machine, or is refused).  Raises PolicyError for an unknown word or name.
     """
     from .context import changed, current, watched
     from .ledger import Ledger

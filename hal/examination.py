@@ -113,6 +113,9 @@ class Examination:
             if name not in limit.backends and covers(limit.target, site) and name != site.required:
                 allowed = ", ".join(sorted(limit.backends))
                 yield Reason("policy.only", "policy", name, allowed, note=f"only {allowed} here: {limit.why}")
+        if self.policy.native_only and not self.automatic and line.row.tier == "portable":
+            yield Reason("policy.native_only", "tier", "portable", "native, in-tree or experimental", False,
+                         "leave out native_only (--native-only) to run the portable form")  # fmt: skip
         if self.automatic and site.supported and name not in site.supported:
             change = f"name {name} explicitly to use it all the same"
             yield Reason("layer.supported", "layer", name, ", ".join(sorted(site.supported)), False, change)

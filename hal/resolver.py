@@ -59,7 +59,7 @@ def _lacks(c: Candidate) -> bool:
 def _machines(r: Reason) -> bool:
     """Whether a reason lies in the machine: the device, a package, a version."""
     return r.verdict is False and (
-        r.fact in MACHINE_FACTS or r.fact in VERSION_FACTS or r.fact.startswith(("pkg.", "env."))
+        r.fact in (*MACHINE_FACTS, *VERSION_FACTS, "tier") or r.fact.startswith(("pkg.", "env."))
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from . import choices, detect, log, plugins
-from .context import Context, Place, current, local
+from .context import Context, Place, current, local, where
 from .decision import Decision
 from .errors import CallError, GuardError, NoKernelError, PolicyError, SimulationError
 from .facts import Call
@@ -37,6 +37,12 @@ class Entry:
 
 
 _entries: dict[Any, Entry] = {}
+_BY_GRID: Any = object()  # stands for the entries of a key whose backend needs the grid: each grid has one of its own
+
+
+class _OfGrid(NamedTuple):
+    key: Any
+    grid: Any
 
 
 def attention(
@@ -105,6 +111,9 @@ def attention(
                 grad and attn_mask.requires_grad,
             )
         entry = _entries.get(key)
+        if entry is _BY_GRID:
+            key = _OfGrid(key, where().grid)
+            entry = _entries.get(key)
     except (AttributeError, TypeError, RuntimeError):
         check_arguments(q, k, v, attn_mask, scale, dropout_p, window, layout, role, backend)
         raise
@@ -118,8 +127,11 @@ def attention(
         scope.count(entry.decision, entry.tally.receipt)
     try:
         return entry.run(q, k, v, attn_mask, None)
-    except (RuntimeError, TypeError):  # dtypes and devices of k and v are not in the key: every look costs
+    except Exception as e:
         counted(entry.decision, entry.tally, -1)
+        if not isinstance(e, (RuntimeError, TypeError)):
+            raise
+        # dtypes and devices of k and v are not in the key: every look costs
         call_of(q, k, v, attn_mask, is_causal, scale, dropout_p, enable_gqa, window, layout, return_lse, role)
         raise
 
@@ -175,13 +187,16 @@ def attention_varlen(
     cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     max_q = _longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
     max_k = (max_q if cu_seqlens_k is None else _longest(cu_k)) if max_seqlen_k is None else max_seqlen_k
-    key = (
+    key: tuple[Any, ...] = (
         "varlen", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, q.stride(), k.stride(), v.stride(),
         is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad), _deterministic(), _flash_allowed(),
         cu_seqlens_q.shape, cu_k.shape, cu_seqlens_q.dtype, cu_k.dtype, max_q, max_k,
         is_causal, scale, dropout_p, enable_gqa, window, return_lse, role, backend, current.get(),
     )  # fmt: skip
     entry = _entries.get(key)
+    if entry is _BY_GRID:
+        key = _OfGrid(key, where().grid)
+        entry = _entries.get(key)
     if entry is None or q.is_cpu:
         call = varlen_call_of(
             q, k, v, cu_seqlens_q, cu_k, max_q, max_k, is_causal, scale, dropout_p, enable_gqa, window, return_lse, role
@@ -190,7 +205,11 @@ def attention_varlen(
         decision = decide(call, q.device.type, backend, (q, k, v, None))
         entry = remember(key, decision, runnable(decision, q, k, None))
     counted(entry.decision, entry.tally)
-    return entry.run(q, k, v, None, Varlen(cu_seqlens_q, cu_k, max_q, max_k))
+    try:
+        return entry.run(q, k, v, None, Varlen(cu_seqlens_q, cu_k, max_q, max_k))
+    except Exception:
+        counted(entry.decision, entry.tally, -1)
+        raise
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -207,7 +226,7 @@ def _longest(cu: Tensor) -> int:
 def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Decision:
     """The Decision that ``hal.attention(q, k, v, **arguments)`` would take; ``print`` it.  Nothing runs."""
     mask = arguments.pop("attn_mask", None)
-    if torch.is_autocast_enabled(q.device.type):
+    if _any_autocast() and torch.is_autocast_enabled(q.device.type):
         q, k, v, mask = autocast(q, k, v, mask)
     return decided(q, k, v, mask, **arguments)
 
@@ -337,6 +356,9 @@ def remember(key: Any, decision: Decision, run: Run) -> Entry:
     if len(_entries) >= LIMIT:
         for old in list(_entries)[: LIMIT // 2]:  # the oldest; what is still hot is decided again
             _entries.pop(old, None)
+    if decision.chosen and decision.chosen.backend.needs_grid and not isinstance(key, _OfGrid):
+        _entries[key] = _BY_GRID
+        key = _OfGrid(key, where().grid)
     entry = _entries[key] = Entry(decision, run)
     return entry
 
@@ -379,9 +401,10 @@ def bind(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, **
                 scope.count(decision, count.receipt)
         try:
             return run(q, k, v, attn_mask, None)
-        except (RuntimeError, TypeError):  # what a kernel refuses of k and v is looked at only then: every look costs
+        except Exception as e:
             counted(decision, count, -1)
-            if (now := _signature(q, k, v)) != key:
+            # What a kernel refuses of k and v is looked at only then: every look costs.
+            if isinstance(e, (RuntimeError, TypeError)) and (now := _signature(q, k, v)) != key:
                 _refuse((*key, mask_key), (*now, _mask_signature(attn_mask)))
             raise
 

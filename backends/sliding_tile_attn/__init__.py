@@ -60,6 +60,7 @@ BACKEND = Backend(
     portable=PORTABLE,
     quality="lossy",
     traits=frozenset({"sparse"}),
+    needs_grid=True,
     aliases=("sta",),
     fallback="torch_sdpa",
     config="hal.backends.sliding_tile_attn.settings:Settings",

@@ -55,6 +55,7 @@ BACKEND = Backend(
     portable=PORTABLE,
     quality="lossy",
     traits=frozenset({"sparse"}),
+    needs_grid=True,
     aliases=("vsa",),
     fallback="torch_sdpa",
     config="hal.backends.video_sparse_attn.settings:Settings",

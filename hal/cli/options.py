@@ -87,6 +87,12 @@ def choosing(f: Callable[..., Any]) -> Callable[..., Any]:
             "--waive", multiple=True, metavar="NAME", help="Overrule a known-bad rule or a budget by its waiver."
         ),
         click.option("--forbid", multiple=True, metavar="[COMPONENT=]NAME", help="Never use this backend or kernel."),
+        click.option(
+            "--native-only",
+            is_flag=True,
+            default=None,
+            help="Refuse a backend that could run in its portable form only.",
+        ),
         click.option("--kernel", metavar="NAME", help="Require one kernel by its name."),
         click.option(
             "--attention-fallback",

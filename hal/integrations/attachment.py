@@ -124,6 +124,7 @@ def attach(model: Any, *, component: str | None = None, policy: Policy = AUTOMAT
       way to the one that it declares, with a warning.
     - ``kernel``: one kernel by name.  ``forbid``: never these (``"fa"``, ``"vae=fa"``).
     - ``waive``: known-bad rules and budgets by their waiver.  ``fit``: fittings that hal does not make by itself.
+    - ``native_only``: a backend that is asked for and has only its portable form here is refused.
 
     ``policy``, made beforehand, comes after these words.
 

@@ -15,6 +15,7 @@ from .blockmask import BlockMask
 from .executor import EXECUTORS, Executor, block_sparse_attention, execute, register
 from .given import given
 from .order import Order
+from .packed import PackedRows
 from .selection import cumulative, kth_value, pool, top_k
 from .triton import EXECUTOR
 
@@ -25,6 +26,7 @@ __all__ = [
     "BlockMask",
     "Executor",
     "Order",
+    "PackedRows",
     "block_sparse_attention",
     "cumulative",
     "execute",

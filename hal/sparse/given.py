@@ -4,7 +4,8 @@
         out = hal.attention(q, k, v)
 
 A backend takes by name what it computes with.  What nothing took is an error when the block ends: the output would lack
-what the model was trained with.
+what the model was trained with.  A value that only says where tokens lie (``hal.sparse.PackedRows``) is none that an output
+could lack, and holds inside inner blocks too.
 """
 
 from __future__ import annotations
@@ -33,18 +34,24 @@ def given(**values: Any) -> Iterator[None]:
 
     Raises CallError when it ends for a value that no attention inside took.
     """
-    held = _Given({name: x for name, x in values.items() if x is not None})
+    outer = _given.get()
+    around = {} if outer is None else {name: x for name, x in outer.values.items() if _describes(x)}
+    held = _Given({**around, **{name: x for name, x in values.items() if x is not None}})
     token = _given.set(held)
     try:
         yield
     finally:
         _given.reset(token)
-    if left := sorted(held.values.keys() - held.taken):
+    if left := sorted(name for name, x in held.values.items() if name not in held.taken and not _describes(x)):
         raise CallError(
             f"{', '.join(left)} {'was' if len(left) == 1 else 'were'} given, and no attention inside computes with "
             f"{'it' if len(left) == 1 else 'them'}; choose the backend that the model was trained with, or leave "
             f"{'it' if len(left) == 1 else 'them'} out"
         )
+
+
+def _describes(value: Any) -> bool:
+    return getattr(type(value), "describes", False) is True
 
 
 def is_given(name: str) -> bool:

@@ -6,10 +6,12 @@ tile, device and settings, so a step builds nothing anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,10 +54,12 @@ def run(
     scale: float,
     lse: bool = False,
     dense: Callable[[Position], bool] | None = None,
+    kernel: str | None = None,
 ) -> Run:
     """A kernel's ``run(q, k, v, mask, varlen)`` in layout "bhsd", q and k of equal length.
 
-    ``dense``: whether a call that stands there attends to every key; asked before tokens are moved.  ``mask`` is None or
+    ``dense``: whether a call that stands there attends to every key; asked before tokens are moved.
+    ``kernel``: one of the executor's, where it must be that one.  ``mask`` is None or
     key padding, bool [B, 1, 1, S].  Raises CallError before anything runs where the grid is unknown or another.
     """
 
@@ -64,15 +68,17 @@ def run(
         order = order_here(backend, q.shape[2], tile, q.device, at)
         bias = None if mask is None else key_bias(mask)
         if dense is not None and dense(at):
+            watch(backend, at, None, order)
             out, stats = every_key(q, k, v, bias, scale, lse)
             return (out, stats) if lse else out
         blocks = order.to_blocks(q), order.to_blocks(k), order.to_blocks(v)
         chosen = select(*blocks, order, at)
+        watch(backend, at, chosen.masks, order)
         if chosen.masks is None:
             out, stats = every_key(q, k, v, bias, scale, lse)
         else:
             moved = None if bias is None else order.to_blocks(bias, -1)
-            out, stats = executed(*blocks, chosen.masks, moved, scale, lse)
+            out, stats = executed(*blocks, chosen.masks, moved, scale, lse, kernel)
             out = order.from_blocks(out)
             stats = None if stats is None else order.from_blocks(stats, -1)
         if chosen.coarse is not None:
@@ -80,6 +86,40 @@ def run(
         return (out, stats) if lse else out
 
     return attend
+
+
+# ---- what was chosen, for pictures and tests
+
+
+class Watched(NamedTuple):
+    backend: str
+    position: Position
+    heads: tuple[int, ...] | None  # whose mask it is; None: of all, and the mask has one for each or one for all
+    mask: BlockMask | None  # None: every key
+    order: Order | None  # of the mask's blocks; None: not of a grid
+
+
+_Watchers = tuple[tuple[list[Watched], Callable[[Position], bool]], ...]
+_watchers: ContextVar[_Watchers] = ContextVar("hal_masks", default=())
+
+
+@contextmanager
+def watched_masks(when: Callable[[Position], bool] = lambda at: True) -> Iterator[list[Watched]]:
+    """A list that each call inside adds its masks to, where ``when`` its position; masks of data are kept alive by it."""
+    found: list[Watched] = []
+    token = _watchers.set((*_watchers.get(), (found, when)))
+    try:
+        yield found
+    finally:
+        _watchers.reset(token)
+
+
+def watch(backend: str, at: Position, masks: Any, order: Order | None) -> None:
+    """Tell those who watch what a call attends to: ``Selected.masks``.  ``run`` does; a backend without it calls this."""
+    for found, when in _watchers.get():
+        if when(at):
+            several = masks if isinstance(masks, tuple) else ((None, masks),)
+            found += [Watched(backend, at, heads, mask, order) for heads, mask in several]
 
 
 # ---- the grid
@@ -149,12 +189,14 @@ def every_key(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
     return execute(q, k, v, mask, scale=scale, bias=bias, lse=lse)
 
 
-def executed(q: Tensor, k: Tensor, v: Tensor, masks: Any, bias: Tensor | None, scale: float, lse: bool) -> Result:
+def executed(
+    q: Tensor, k: Tensor, v: Tensor, masks: Any, bias: Tensor | None, scale: float, lse: bool, kernel: str | None = None
+) -> Result:
     """The executor on blocks, once for each mask of ``Selected.masks``."""
     if isinstance(masks, BlockMask):
-        return execute(q, k, v, masks, scale=scale, bias=bias, lse=lse)
+        return execute(q, k, v, masks, scale=scale, bias=bias, lse=lse, kernel=kernel)
     if len(masks) == 1:
-        return execute(q, k, v, masks[0][1], scale=scale, bias=bias, lse=lse)
+        return execute(q, k, v, masks[0][1], scale=scale, bias=bias, lse=lse, kernel=kernel)
     group = q.shape[1] // k.shape[1]
     outs, stats, heads = [], [], []
     for mine, mask in masks:
@@ -162,7 +204,7 @@ def executed(q: Tensor, k: Tensor, v: Tensor, masks: Any, bias: Tensor | None, s
         some_q, some_k, some_v = (
             x.index_select(1, i) for x, i in ((q, index), (k, index // group), (v, index // group))
         )
-        out, stat = execute(some_q, some_k, some_v, mask, scale=scale, bias=bias, lse=lse)
+        out, stat = execute(some_q, some_k, some_v, mask, scale=scale, bias=bias, lse=lse, kernel=kernel)
         outs.append(out)
         stats.append(stat)
         heads += mine
