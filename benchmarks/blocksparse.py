@@ -1,8 +1,8 @@
-"""The portable block-sparse executor against dense SDPA and compiled FlexAttention, on the CPU.
+"""The portable block-sparse executor against dense SDPA and compiled FlexAttention, and backends end to end, on the CPU.
 
-    python -m benchmarks.blocksparse [--quick] [--json] [--threads N] [--picture FILE.png]
+    python -m benchmarks.blocksparse [--quick] [--json] [--threads N] [--picture FILE.png] [--table FILE.md] [--part PART]
 
-Each cell is one head of random tensors with random blocks, k of them kept in each row.  What is timed starts from the bool
+``--part`` is executor, backends (``endtoend.py``), workspace, or all.  Each cell of the executor is one head of random tensors with random blocks, k of them kept in each row.  What is timed starts from the bool
 map: the plan is made in every call.  Cases take turns.  One thread is timed in processor time, which other processes on the
 machine disturb least; more threads, by the clock.  "Share" is the speed-up over dense, against the ideal 1 / density.
 ``--quick``: the shorter length and one block size, few rounds.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-import resource
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import endtoend
 from benchmarks.common import check, median, report
 from hal.sparse import BlockMask, block_sparse_attention, pool, top_k
 
@@ -97,82 +98,133 @@ def cells(dtype: torch.dtype, s: int, d: int, blocks: tuple[int, ...], rounds: i
 
 
 def workspace() -> dict[str, float]:
-    """MiB that a call needs beside its inputs and output, at S = 32,768 and H = 8: what the process grew by, at its peak.
-
-    Call it first: a peak does not go down.
-    """
+    """MiB that a call needs beside its inputs and output, at S = 32,768 and H = 8: what the process grew by, at its peak."""
     s, h, d, block = 32768, 8, 64, 64
     q, k, v = (torch.randn(1, h, s, d, dtype=torch.bfloat16) for _ in range(3))
     out = q.numel() * q.element_size() / 2**20
     small = torch.ones(1, h, 2, 2, dtype=torch.bool)
     block_sparse_attention(*(x[:, :, :128] for x in (q, k, v)), BlockMask.from_dense(small, 128, 128, block, block))
     grown = {}
-    for density in (0.05,) if QUICK else (0.05, 0.25):
+    for density in (0.05,) if QUICK else DENSITIES:
         keep = torch.cat([random_keep(s, block, density) for _ in range(h)], 1)
-        page = os.sysconf("SC_PAGE_SIZE")
-        before = int(Path("/proc/self/statm").read_text().split()[1]) * page / 2**20
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+        before = resident("VmRSS")
         result = block_sparse_attention(q, k, v, BlockMask.from_dense(keep, s, s, block, block), kernel="portable")
-        grown[f"density {density}"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before - out
+        grown[f"density {density}"] = resident("VmHWM") - before - out
         del result
     return {n: round(x, 1) for n, x in grown.items()}
+
+
+def resident(what: str) -> float:
+    """MiB: VmRSS is what the process holds now, VmHWM the most that it held."""
+    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) / 1024
 
 
 def mean(xs: list[float]) -> float:
     return math.exp(sum(map(math.log, xs)) / len(xs))
 
 
-def picture(rows: list[dict[str, Any]], file: str) -> None:
+def picture(executor: list[dict[str, Any]], backends: list[dict[str, Any]], file: str) -> None:
     """Speed-up against density, with the ideal line."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
-    for key in sorted({(r["dtype"], r["D"], r["block"]) for r in rows}):
-        for s in sorted({r["S"] for r in rows}):
-            mine = [r for r in rows if (r["dtype"], r["D"], r["block"], r["S"]) == (*key, s) and r["mask"] == "top_k"]
-            label = f"{key[0]} D{key[1]} block {key[2]} S{s}"
-            axes.plot([r["density"] for r in mine], [r["speedup"] for r in mine], "o-", ms=3, lw=0.8, label=label)
+    for key in sorted({(r["dtype"], r["D"], r["block"], r["S"]) for r in executor}):
+        mine = [r for r in executor if (r["dtype"], r["D"], r["block"], r["S"]) == key and r["mask"] == "top_k"]
+        label = f"executor: {key[0]} D{key[1]} block {key[2]} S{key[3]}"
+        axes.plot([r["density"] for r in mine], [r["speedup"] for r in mine], "o-", ms=3, lw=0.8, label=label)
+    for name, marker in zip(sorted({r["backend"] for r in backends}), "sD^"):
+        mine = [r for r in backends if r["backend"] == name]
+        axes.plot([r["density"] for r in mine], [r["speedup"] for r in mine], marker, ms=4, alpha=0.6, label=name)
     axes.plot(DENSITIES, [1 / p for p in DENSITIES], "k--", label="ideal: 1 / density")
-    axes.set(xscale="log", yscale="log", xlabel="density", ylabel="speed-up over dense SDPA")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.set(xscale="log", yscale="log", xlabel="density", ylabel="speed-up over dense SDPA, one thread")
     axes.legend(fontsize=6)
     figure.savefig(file, dpi=150)
+
+
+def table(backends: list[dict[str, Any]]) -> str:
+    """Markdown: each backend's cases, over dtypes and head_dims."""
+    lines = [
+        "| backend | case | grid | density | ideal | float32 D64 | float32 D128 | bfloat16 D64 | bfloat16 D128 | of the ideal |"
+    ]
+    lines.append("|---" * 10 + "|")
+    for key in dict.fromkeys((r["backend"], r["case"], r["grid"]) for r in backends):
+        mine = [r for r in backends if (r["backend"], r["case"], r["grid"]) == key]
+        speed = {(r["dtype"], r["D"]): f"{r['speedup']:.1f}x" for r in mine}
+        density = mean([r["density"] for r in mine])
+        cells = [speed.get((t, d), "") for t in ("float32", "bfloat16") for d in (64, 128)]
+        share = [r["share"] for r in mine]
+        ends = f"{min(share):.2f} to {max(share):.2f}"
+        lines.append("| " + " | ".join((*key, f"{density:.3f}", f"{1 / density:.1f}x", *cells, ends)) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     load = os.getloadavg()
+    part = option("--part", "all")
+    memory: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    backends: list[dict[str, Any]] = []
+    dtypes, rounds = (torch.float32, torch.bfloat16), 3 if QUICK else 5
     with torch.inference_mode():
-        memory = workspace()
-        rows = [
-            row
-            for dtype in (torch.float32, torch.bfloat16)
-            for s in ((8192,) if QUICK else (8192, 16384))
-            for d in (64, 128)
-            for row in cells(dtype, s, d, (64,) if QUICK else (64, 128), 3 if QUICK else 5, flex=not QUICK or d == 64)
-        ]
+        if part in ("workspace", "all"):
+            memory = workspace()
+        if part in ("executor", "all"):
+            rows = [
+                row
+                for dtype in dtypes
+                for s in ((8192,) if QUICK else (8192, 16384))
+                for d in (64, 128)
+                for row in cells(dtype, s, d, (64,) if QUICK else (64, 128), rounds, flex=not QUICK or d == 64)
+            ]
+        if part in ("backends", "all"):
+            backends = [
+                row
+                for s, sizes in {8192: (64, 128), **({} if QUICK else {16384: (64,)})}.items()
+                for dtype in dtypes
+                for d in sizes
+                for row in endtoend.cells(dtype, s, d, rounds, timed)
+            ]
     kept = [r for r in rows if r["mask"] == "top_k"]
-    full = [r["share"] for r in rows if r["mask"] == "full"]
-    flex = [r["ms"] / r["flex_ms"] for r in kept if r["flex_ms"]]
-    if file := option("--picture", ""):
-        picture(rows, file)
-    report(
-        [
+    checks = []
+    if rows:
+        full = [r["share"] for r in rows if r["mask"] == "full"]
+        flex = [r["ms"] / r["flex_ms"] for r in kept if r["flex_ms"]]
+        checks += [
             check("ideal over speed-up, geometric mean", 1 / mean([r["share"] for r in kept]), round(1 / 0.75, 4)),
             check("ideal over speed-up, worst cell", 1 / min(r["share"] for r in kept), round(1 / 0.6, 4)),
             check("density 1: time over dense, geometric mean", 1 / mean(full), round(1 / 0.95, 4)),
             check("time over compiled FlexAttention, geometric mean", mean(flex), round(1 / 1.5, 4)),
-            check("workspace at S = 32,768 and H = 8, at its peak", max(memory.values()), 128, "MiB"),
-            check("block selection over dense, worst", max(r["select_share"] for r in rows), 0.02),
-        ],
+        ]
+    for name in sorted({r["backend"] for r in backends}):
+        worst = min(r["share"] for r in backends if r["backend"] == name)
+        checks.append(check(f"{name} end to end: ideal over speed-up, worst case", 1 / worst, round(1 / 0.6, 4)))
+    if memory:
+        checks.append(check("workspace at S = 32,768 and H = 8, at its peak", max(memory.values()), 128, "MiB"))
+    if every := [*rows, *backends]:
+        checks.append(check("block selection over dense, worst", max(r["select_share"] for r in every), 0.02))
+    if file := option("--picture", ""):
+        picture(rows, backends, file)
+    if file := option("--table", ""):
+        Path(file).write_text(table(backends), "utf-8")
+    report(
+        checks,
         threads=THREADS,
         load=[*load, *os.getloadavg()],
         shares={
             dtype: round(mean([r["share"] for r in kept if r["dtype"] == dtype]), 4)
-            for dtype in ("float32", "bfloat16")
+            for dtype in sorted({r["dtype"] for r in kept})
         },
         workspace_mib=memory,
         cells=rows,
+        backends=backends,
     )
 
 

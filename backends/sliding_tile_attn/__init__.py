@@ -1,5 +1,6 @@
 """Sliding Tile Attention (STA): each tile of 6 x 8 x 8 tokens attends to a window of tiles, which a strategy file gives for
-every step, layer and head.  Text tokens attend to everything, and everything to them.
+every step, layer and head, and which hal can make by searching and tuning.  Text tokens attend to everything, and
+everything to them.
 
 Conditions: hao-ai-lab/FastVideo, fastvideo-kernel/python/fastvideo_kernel/ops.py, and csrc/attn/st_attn before it.
 Paper: arXiv 2502.04507.
@@ -8,7 +9,7 @@ Paper: arXiv 2502.04507.
 from __future__ import annotations
 
 from hal.backend import Backend, Kernel, Needs
-from hal.facts import FLOATS
+from hal.facts import FLOATS, HALF
 from hal.rules import Between, Rule, Same
 
 RULES = (
@@ -19,7 +20,7 @@ RULES = (
          fix="run it without sequence parallelism"),
 )  # fmt: skip
 NATIVE = {"dtype": frozenset({"bfloat16"}), "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")}
-PROOF = ("window_size", "text_length", "has_text", "seq_shape")
+PROOF = ("window_size", "text_length", "has_text")
 
 STA = Kernel(
     "sta",
@@ -27,10 +28,11 @@ STA = Kernel(
     layout="bhsd",
     limits=NATIVE,
     rules=RULES,
-    needs=(Needs("st-attn", "st_attn", "sliding_tile_attention", install="pip install st_attn", parameters=PROOF),),
+    needs=(Needs("st-attn", "st_attn", "sliding_tile_attention", install="pip install st_attn",
+                 parameters=("q_all", *PROOF, "dit_seq_shape")),),
     confirm="hal.backends.sliding_tile_attn.native:confirm",
     title="STA of the package st_attn",
-)
+)  # fmt: skip
 STA_FASTVIDEO = Kernel(
     "sta.fastvideo",
     "hal.backends.sliding_tile_attn.native:fastvideo",
@@ -39,11 +41,23 @@ STA_FASTVIDEO = Kernel(
     rules=RULES,
     needs=(
         Needs("fastvideo-kernel", "fastvideo_kernel", "sliding_tile_attention", install="pip install fastvideo-kernel",
-              parameters=PROOF),
+              parameters=("q", *PROOF, "seq_shape")),
     ),
     confirm="hal.backends.sliding_tile_attn.native:confirm",
     title="STA of FastVideo's kernels",
 )  # fmt: skip
+TRITON = Kernel(
+    "sta.triton",
+    "hal.backends.sliding_tile_attn.portable:triton",
+    layout="bhsd",
+    honours={"scale", "gqa", "lse", "mask.key_padding"},
+    limits={"dtype": HALF, "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")},
+    rules=RULES,
+    needs=(
+        Needs("triton", "triton", "jit", install="pip install triton", names=("pytorch-triton", "pytorch-triton-rocm")),
+    ),
+    title="STA by hal's Triton kernel",
+)
 PORTABLE = Kernel(
     "sta.portable",
     "hal.backends.sliding_tile_attn.portable:bind",
@@ -56,7 +70,7 @@ PORTABLE = Kernel(
 
 BACKEND = Backend(
     "sliding_tile_attn",
-    kernels=(STA, STA_FASTVIDEO),
+    kernels=(STA, STA_FASTVIDEO, TRITON),
     portable=PORTABLE,
     quality="lossy",
     traits=frozenset({"sparse"}),

@@ -16,44 +16,66 @@ from hal.fittings import Run
 from hal.sparse import Order
 from hal.sparse import selected as glue
 
-from .portable import NAME, TILE, clipped, opened, skipped, windows_at
+from .portable import NAME, TILE, clipped, masks, opened, skipped, windows_at
+from .searching import record
 from .settings import Settings
+from .strategy import Window
 
-# The grids that the packages were built for, and the most text tokens with each.
-SHAPES = {(30, 48, 80): 256, (36, 48, 48): 0, (18, 48, 80): 0}
+# The grids that the packages were built for, and how many text tokens they take with each.
+SHAPES = {(30, 48, 80): range(1, 257), (36, 48, 48): range(1), (18, 48, 80): range(1)}
+NAMES = ("q", "k", "v", "seq_shape")
+ST_ATTN = ("q_all", "k_all", "v_all", "dit_seq_shape")  # the same in st_attn
 
 
 def st_attn(call: Call, settings: Settings) -> Run:
-    return _bound(import_module("st_attn").sliding_tile_attention, settings)
+    return _bound(import_module("st_attn").sliding_tile_attention, ST_ATTN, settings)
 
 
 def fastvideo(call: Call, settings: Settings) -> Run:
-    return _bound(import_module("fastvideo_kernel").sliding_tile_attention, settings)
+    return _bound(import_module("fastvideo_kernel").sliding_tile_attention, NAMES, settings)
 
 
-def _bound(function: Callable[..., Any], settings: Settings) -> Run:
-    strategy = opened(settings)
+def _bound(function: Callable[..., Tensor], names: tuple[str, ...], settings: Settings) -> Run:
+    searches = settings.sta_mode == "STA_searching"
+    strategy = None if searches else opened(settings)
 
     def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, varlen: Any) -> Tensor:
         at = where()
         order = glue.order_here(NAME, q.shape[2], TILE, q.device, at)
         if why := refusal(order.grid, order.prefix + order.suffix):  # the decision may be older than the grid
             raise CallError(f"{NAME}: {why}")
-        windows = [order.tiles] * q.shape[1]
-        if not skipped(settings, at):
-            windows = [clipped(w, order.tiles) for w in windows_at(strategy, settings, at, q.shape[1])]
         video = Order.of(order.grid, TILE, device=q.device)
-        text = order.prefix + order.suffix
-        out = function(
-            **{name: _ordered(x, order, video) for name, x in (("q", q), ("k", k), ("v", v))},
-            window_size=windows,
-            text_length=text,
-            has_text=text > 0,
-            seq_shape="x".join(map(str, order.grid)),
-        )
-        return _restored(out, order, video)
+        ordered = [_ordered(x, order, video) for x in (q, k, v)]
+
+        def attend(windows: tuple[Window, ...]) -> Tensor:
+            return _restored(_called(function, names, ordered, windows, order), order, video)
+
+        full = (order.tiles,) * q.shape[1]
+        if strategy is None or skipped(settings, at):
+            glue.watch(NAME, at, None, order)
+            out = attend(full)
+        else:
+            windows = windows_at(strategy, settings, at, q.shape[1])
+            glue.watch(NAME, at, lambda: masks(order, windows), order)
+            out = attend(tuple(clipped(w, order.tiles) for w in windows))
+        if searches:
+            record(settings, at, order, out, lambda window: attend((window,) * q.shape[1]))
+        return out
 
     return run
+
+
+def _called(
+    function: Callable[..., Tensor], names: tuple[str, ...], ordered: list[Tensor], windows: Any, order: Order
+) -> Tensor:
+    """One video of the batch at a time: some versions read a head of several as if it lay in one piece."""
+    text = order.prefix + order.suffix
+    shape = "x".join(map(str, order.grid))
+    outs = [
+        function(**dict(zip(names, (*qkv, shape))), window_size=list(windows), text_length=text, has_text=text > 0)
+        for qkv in zip(*(x.split(1) for x in ordered))
+    ]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def _ordered(x: Tensor, order: Order, video: Order) -> Tensor:
@@ -69,12 +91,15 @@ def _restored(x: Tensor, order: Order, video: Order) -> Tensor:
 
 def refusal(grid: tuple[int, int, int], text: int) -> str | None:
     """Why the packages cannot have this grid, or None."""
-    if grid in SHAPES and text <= SHAPES[grid]:
+    if grid in SHAPES and text in SHAPES[grid]:
         return None
-    known = ", ".join("x".join(map(str, g)) + (f" with up to {n} text tokens" if n else "") for g, n in SHAPES.items())
+    known = ", ".join(
+        "x".join(map(str, g)) + (f" with {n.start} to {n.stop - 1} text tokens" if n.stop > 1 else "")
+        for g, n in SHAPES.items()
+    )
     return (
         f"the packages of STA are built for {known}, and the grid is {'x'.join(map(str, grid))}"
-        f"{f' with {text} text tokens' if text else ''}; sta.portable takes any grid"
+        f" with {text} text tokens; sta.portable takes any grid"
     )
 
 

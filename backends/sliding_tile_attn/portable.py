@@ -1,56 +1,105 @@
-"""STA in PyTorch: the windows, as block masks, and their run on any device.  Any grid: tiles at its ends are clipped."""
+"""STA in PyTorch: the windows, as block masks, and their run on any device.  Any grid: tiles at its ends are clipped.
+By hal's Triton kernel it is the same with another executor.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hal.context import Position
+from hal.context import Position, where
 from hal.errors import CallError, PolicyError
 from hal.facts import Call
 from hal.fittings import Run
+from hal.log import logger
 from hal.sparse import BlockMask, Order
 from hal.sparse import selected as glue
 
+from . import tables
+from .searching import NAME, record
 from .settings import Settings
-from .strategy import Strategy, Window, read
+from .strategy import Strategy, Window, read, write
 
-NAME = "sliding_tile_attn"
 TILE = (6, 8, 8)
 
 
-def bind(call: Call, settings: Settings) -> Run:
+def bind(call: Call, settings: Settings, kernel: str | None = None) -> Run:
+    if settings.sta_mode == "STA_searching":
+        return _searching(call, settings, kernel)
     strategy = opened(settings)
 
     def dense(at: Position) -> bool:
         return skipped(settings, at)
 
     def select(q: Tensor, k: Tensor, v: Tensor, order: Order, at: Position) -> glue.Selected:
-        windows = windows_at(strategy, settings, at, q.shape[1])
-        heads: dict[Window, list[int]] = {}
-        for h, window in enumerate(windows):  # sides that cover an axis are one, so their heads share a mask
-            heads.setdefault(clipped(window, order.tiles), []).append(h)
-        return glue.Selected(tuple((tuple(mine), mask(order, window)) for window, mine in heads.items()))
+        return glue.Selected(masks(order, windows_at(strategy, settings, at, q.shape[1])))
 
-    return glue.run(NAME, TILE, select, scale=call.softmax_scale, lse=bool(call.lse), dense=dense)
+    return glue.run(NAME, TILE, select, scale=call.softmax_scale, lse=bool(call.lse), dense=dense, kernel=kernel)
+
+
+def triton(call: Call, settings: Settings) -> Run:
+    return bind(call, settings, "triton")
+
+
+def _searching(call: Call, settings: Settings, kernel: str | None) -> Run:
+    scale, lse = call.softmax_scale, bool(call.lse)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, varlen: Any) -> Any:
+        at = where()
+        order = glue.order_here(NAME, q.shape[2], TILE, q.device, at)
+        bias = None if padding is None else glue.key_bias(padding)
+        glue.watch(NAME, at, None, order)
+        full, stats = glue.every_key(q, k, v, bias, scale, lse)
+        blocks = order.to_blocks(q), order.to_blocks(k), order.to_blocks(v)
+        moved = None if bias is None else order.to_blocks(bias, -1)
+
+        def windowed(window: Window) -> Tensor:
+            return order.from_blocks(glue.executed(*blocks, mask(order, window), moved, scale, False, kernel)[0])
+
+        record(settings, at, order, full, windowed, padding)
+        return (full, stats) if lse else full
+
+    return run
 
 
 def opened(settings: Settings) -> Strategy:
-    """The strategy of the settings.  Raises PolicyError for a mode that makes one instead."""
-    if settings.sta_mode != "STA_inference":
-        raise PolicyError(
-            f"{NAME}: sta_mode={settings.sta_mode} is not built; hal has STA_inference, with a strategy file that "
-            "FastVideo's search wrote"
-        )
-    return read(settings.mask_strategy_file_path)
+    """The strategy of the settings; the tuning modes make it from the search tables, and write it.  Raises PolicyError."""
+    path = settings.mask_strategy_file_path
+    if not settings.tunes:
+        return read(path)
+    found = [tables.read(p) for p in sorted(settings.search_folder.glob(f"*{tables.SUFFIX}"))]
+    made = tables.tuned(found, settings.skip_time_steps, settings.sta_mode == "STA_tuning_cfg")
+    if not Path(path).is_file() or made != _old(path):
+        write(path, made)
+        share = tables.kept(made, found[0].head.tiles)
+        logger.info("%s: %s, from %d search tables, has a sparsity of %.3f", NAME, path, len(found), 1 - share)
+    return made
+
+
+def _old(path: str) -> Strategy | None:
+    try:
+        return read(path)
+    except PolicyError:
+        return None
 
 
 def skipped(settings: Settings, at: Position) -> bool:
     """Whether a call there attends to everything, by ``skip_time_steps``."""
     first = settings.skip_time_steps
+    if at.steps is not None and first >= at.steps:
+        _told_of(first, at.steps)
     return first > 0 and glue.step_here(NAME, at, "skip_time_steps") < first
+
+
+@lru_cache
+def _told_of(first: int, steps: int) -> None:
+    logger.warning(
+        "%s: skip_time_steps=%d takes all of the %d steps, so every one is dense; lower it", NAME, first, steps
+    )
 
 
 def windows_at(strategy: Strategy, settings: Settings, at: Position, heads: int) -> tuple[Window, ...]:
@@ -63,6 +112,11 @@ def windows_at(strategy: Strategy, settings: Settings, at: Position, heads: int)
                 f"{NAME}: {path} has {n} {what}s, 0 to {n - 1}, and this call is of {what} {index}; "
                 "use the strategy that was tuned for this model and number of steps"
             )
+    if at.steps is not None and at.steps != strategy.steps:
+        raise CallError(
+            f"{NAME}: {path} is for {strategy.steps} steps, and this loop has {at.steps}; use the strategy that was tuned for "
+            "this number of steps"
+        )
     if heads != strategy.heads:
         raise CallError(
             f"{NAME}: {path} has windows for {strategy.heads} heads, and q has {heads}; use the strategy of this model"
@@ -77,6 +131,14 @@ def clipped(window: Window, tiles: tuple[int, int, int]) -> Window:
 
 
 # ---- masks
+
+
+def masks(order: Order, windows: tuple[Window, ...]) -> tuple[tuple[tuple[int, ...], BlockMask], ...]:
+    """(heads, their mask) of each distinct window."""
+    heads: dict[Window, list[int]] = {}
+    for h, window in enumerate(windows):  # sides that cover an axis are one, so their heads share a mask
+        heads.setdefault(clipped(window, order.tiles), []).append(h)
+    return tuple((tuple(mine), mask(order, window)) for window, mine in heads.items())
 
 
 def mask(order: Order, window: Window) -> BlockMask:

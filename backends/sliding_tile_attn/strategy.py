@@ -1,23 +1,9 @@
-"""Strategy files: which window each head of each layer has at each denoising step.
-
-How searching and tuning are to make them (not built; ``portable.bind`` refuses these modes):
-
-- *Searching* is a generation in which every call at (step, layer) computes all candidate windows, the last of which is the
-  full one, and returns the full output, so that the generation is the dense one.  For each candidate and head it keeps the
-  mean squared and the mean absolute difference from the full output, over batch, tokens and head_dim, in float32:
-  a table [steps][layers][candidates][heads] a prompt, written as JSON with the candidates and the grid it was made on.
-- *Tuning* reads the tables of all prompts.  For step < skip_time_steps it takes the full window, else for each
-  (step, layer, head) the candidate with the least mean squared difference, averaged over prompts; STA_tuning_cfg averages
-  over the conditional and the unconditional pass too, which searching keeps apart.  It needs no attention, so it is a
-  function of tables and settings, ``tuned(tables, candidates, skip) -> Strategy``, and a command; ``write`` saves it.
-  It reports the sparsity, 1 - sum of volumes / sum of full volumes.
-- Candidates upstream has for 18 x 48 x 80 alone: (3,1,10) (1,5,7) (3,3,3) (1,6,5) (1,3,10) (3,6,1) and the full (3,6,10).
-  For other grids, scale each side by the grid's tiles, and drop doubles; the full window is the grid's own.
-"""
+"""Strategy files: which window each head of each layer has at each denoising step.  ``tables`` makes them by tuning."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import lru_cache
 from itertools import product
@@ -52,8 +38,7 @@ def read(path: str) -> Strategy:
         stat = Path(path).stat()
     except OSError as e:
         raise PolicyError(
-            f"sliding_tile_attn: mask_strategy_file_path={path} cannot be read ({e.strerror}); name a strategy file, JSON "
-            f"in which {ENTRY}"
+            f"mask_strategy_file_path={path} cannot be read ({e.strerror}); name a strategy file, JSON in which {ENTRY}"
         ) from None
     return _read(path, stat.st_mtime_ns, stat.st_size)
 
@@ -103,12 +88,20 @@ def parsed(data: object) -> Strategy:
     )
 
 
+def check_place(path: str) -> None:
+    """Raises PolicyError where a strategy file cannot be written."""
+    if Path(path).is_dir() or not Path(path).parent.is_dir():
+        raise PolicyError(f"mask_strategy_file_path={path}: name a file in a folder that exists")
+
+
 def write(path: str, strategy: Strategy) -> None:
-    """Save a strategy in the form that ``read`` and FastVideo take."""
+    """Save a strategy in the form that ``read`` and FastVideo take; a file that is there is replaced, at once."""
     data = {
         f"{step}_{layer}_{head}": list(window)
         for step, layers in enumerate(strategy.windows)
         for layer, heads in enumerate(layers)
         for head, window in enumerate(heads)
     }
-    Path(path).write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    part = Path(f"{path}.{os.getpid()}.part")
+    part.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    os.replace(part, path)

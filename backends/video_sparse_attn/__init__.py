@@ -8,7 +8,7 @@ Paper: arXiv 2505.13389.
 from __future__ import annotations
 
 from hal.backend import Backend, Kernel, Needs
-from hal.facts import FLOATS
+from hal.facts import FLOATS, HALF
 from hal.rules import Between, Rule, Same
 
 RING = Rule("ring.grid", {"ring": Between(2)}, note="tiles are chosen among all of a video's, and a ring has a part of them",
@@ -39,6 +39,18 @@ VSA_FASTVIDEO = Kernel(
     confirm="hal.backends.video_sparse_attn.native:confirm",
     title="VSA of FastVideo's kernels",
 )  # fmt: skip
+TRITON = Kernel(
+    "vsa.triton",
+    "hal.backends.video_sparse_attn.portable:triton",
+    layout="bhsd",
+    honours={"scale", "gqa"},
+    limits={"dtype": HALF, "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")},
+    rules=(RING,),
+    needs=(
+        Needs("triton", "triton", "jit", install="pip install triton", names=("pytorch-triton", "pytorch-triton-rocm")),
+    ),
+    title="VSA by hal's Triton kernel",
+)
 PORTABLE = Kernel(
     "vsa.portable",
     "hal.backends.video_sparse_attn.portable:bind",
@@ -51,7 +63,7 @@ PORTABLE = Kernel(
 
 BACKEND = Backend(
     "video_sparse_attn",
-    kernels=(VSA, VSA_FASTVIDEO),
+    kernels=(VSA, VSA_FASTVIDEO, TRITON),
     portable=PORTABLE,
     quality="lossy",
     traits=frozenset({"sparse"}),

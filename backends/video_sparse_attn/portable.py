@@ -20,7 +20,12 @@ NAME = "video_sparse_attn"
 TILE = (4, 4, 4)
 
 
-def bind(call: Call, settings: Settings) -> Run:
+def triton(call: Call, settings: Settings) -> Run:
+    return bind(call, settings, "triton")
+
+
+def bind(call: Call, settings: Settings, kernel: str | None = None) -> Run:
+    """``kernel``: one of the executor's, where it must be that one."""
     scale = call.softmax_scale
 
     def dense(at: Position) -> bool:
@@ -35,7 +40,7 @@ def bind(call: Call, settings: Settings) -> Run:
         share = sparsity(settings, at)
         return glue.Selected(order.mask(kept(scores, order, share)) if share else None, added)
 
-    return glue.run(NAME, TILE, select, scale=scale, dense=dense)
+    return glue.run(NAME, TILE, select, scale=scale, dense=dense, kernel=kernel)
 
 
 def sparsity(settings: Settings, at: Position) -> float:

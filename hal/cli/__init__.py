@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": "Examine this machine: devices, packages, and every backend against the oracle.",
     "explain": "Tell which kernel runs a call, on this machine or any other, and why.",
     "generate": "Make a picture or a video, of hal's own model or of a diffusers folder, and tell which attention ran.",
+    "mask": "Draw which blocks a sparse backend attends to.",
     "compare": "Run one prompt under several backends, draw them side by side, and measure each.",
     "diff": "Tell what two machines, releases or plans decide otherwise, and why.",
     "lock": "Save every layer's decision of a pipeline as a plan that generate keeps to.",

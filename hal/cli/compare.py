@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .generate import _progress
+from .generate import _progress, said, warning
 from .options import as_json, installed
 from .output import emit, screen
 
@@ -53,21 +53,23 @@ def command(
     installed()
     asked = comparison.variants(pieces(backends), variants)
     media.free(Path(out), force, "--force")
-    judge, given["model_path"] = None, model_path
-    if model_path is None:
-        from ..demo.shipped import digits_found, model_folder
-
-        judge, given["model_path"] = digits_found, model_folder()
+    judge, folder, prompt = None, Path(model_path or ""), given.pop("prompt")
     arguments = {k: x for k, x in given.items() if x is not None}
+    if model_path is None:
+        from ..demo import shipped
+
+        judge, folder = shipped.digits_found, shipped.model_folder()
+        arguments = shipped.arguments(arguments, said)
     with _progress() as progress:
-        shown = None if progress is None else lambda name, done, total: progress(done, total)
+        shown = None if progress is None else lambda name, done, total: progress(done, total, name)
         measured = comparison.compare(
-            arguments.pop("model_path"),
-            arguments.pop("prompt"),
+            folder,
+            prompt,
             asked,
             out=out,
             judge=judge,
             progress=shown,
+            warn=warning,
             **arguments,
         )
     if as_json:

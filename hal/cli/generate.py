@@ -40,8 +40,13 @@ def _degree(ctx: click.Context, param: click.Parameter, given: int) -> None:
         )
 
 
-def _said(key: str, value: Any) -> str:
-    return options.said("backend" if key == "runtime" else key, value)
+def said(key: str, value: Any) -> str:
+    named = {"runtime": "backend", "videos": "num_videos", "num_inference_steps": "steps"}
+    return options.said(named.get(key, key), value)
+
+
+def warning(text: str) -> None:
+    click.echo(f"hal: warning: {text}", err=True)
 
 
 @click.command(short_help="Make a picture or a video.")
@@ -61,6 +66,13 @@ def _said(key: str, value: Any) -> str:
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Denoising steps; else the pipeline's own number.")
 @click.option(
     "--seed", type=int, default=0, show_default=True, metavar="N", help="The same seed gives the same picture."
+)
+@click.option(
+    "--num-videos",
+    "videos",
+    type=click.IntRange(1),
+    metavar="N",
+    help="So many, from --seed, --seed + 1, ...; each has its seed at the end of its name.",
 )
 @click.option("--num-frames", type=click.IntRange(1), metavar="N", help="Frames of a video.")
 @click.option("--height", type=click.IntRange(1), metavar="N", help="Pixels.")
@@ -102,20 +114,27 @@ def command(out: str | None, save_output: bool, words: dict[str, Any], **given: 
         raise click.UsageError("say where to save it: --out FILE, or --save-output for a new name")
     installed()
     if given["runtime"] == "diffusers" and os.environ.get(BACKEND):
-        click.echo(f"hal: warning: {BACKEND} is for hal, and diffusers runs this; it is not used", err=True)
+        warning(f"{BACKEND} is for hal, and diffusers runs this; it is not used")
     with _progress() as progress:
         from ..integrations.generation import generate
 
         named = {("frames" if k == "num_frames" else k): x for k, x in given.items() if x is not None}
         made = generate(
-            named.pop("model_path", None), named.pop("prompt"), out=out, said=_said, progress=progress, **named, **words
+            named.pop("model_path", None),
+            named.pop("prompt"),
+            out=out,
+            said=said,
+            progress=progress,
+            warn=warning,
+            **named,
+            **words,
         )
     show(screen(), made)
 
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """A bar over the denoising steps on a terminal; nothing elsewhere."""
+    """A bar over the denoising steps on a terminal, from done, all and a name; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -129,15 +148,26 @@ def _progress() -> Iterator[Any]:
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn("denoising"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("denoising", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def told(done: int, total: int, name: str = "denoising") -> None:
+            if done == 0:
+                bar.reset(task, description=name, total=total or None)
+            else:
+                bar.update(task, completed=done, total=total)
+
+        yield told
 
 
 def show(out: Screen, made: Generation) -> None:
     """Where the picture is, and the receipt of each component."""
-    out.line((str(made.out), "bold"), f"  {made.frames} frame{'s' * (made.frames != 1)} in {made.seconds:.1f} s")
+    frames, several = f"{made.frames} frame{'s' * (made.frames != 1)}", len(made.files) > 1
+    for file in made.files:
+        out.line((str(file), "bold"), "" if several else f"  {frames} in {made.seconds:.1f} s")
+    if several:
+        out.line(f"{len(made.files)} files of {frames} in {made.seconds:.1f} s")
     out.heading("Receipt")
     if made.attachment is None:
         _show_diffusers(out, made)
@@ -146,7 +176,9 @@ def show(out: Screen, made: Generation) -> None:
         for r in made.receipts:
             notes = [*([f"with {', '.join(r.fittings)}"] if r.fittings else []), *r.notes, *r.warnings]
             rows.append((r.component, r.role, f"{r.backend} / {r.kernel}", str(r.runs), r.source, "\n".join(notes)))
-        out.table(("component", "role", "backend / kernel", "runs", "asked for by", "notes and warnings"), rows)
+        columns = ("component", "role", "backend / kernel", "runs", "asked for by", "notes and warnings")
+        noted = len(columns) if any(row[-1] for row in rows) else -1  # an empty column takes the others' width
+        out.table(columns[:noted], [row[:noted] for row in rows])
         for c in made.attachment.components.values():
             if c.unreached:
                 out.item("note", (f"{c.name}: {len(c.unreached)} attention modules are not reached by hal", "yellow"))

@@ -76,20 +76,23 @@ class Attachment:
     def attached(self) -> bool:
         return self._attached
 
-    def detach(self) -> None:
-        """Put everything back as it was.  Doing it twice is no error.
-
-        Raises PolicyError, after that, for an override or a global choice that no attention layer of its target used
-        although such layers ran.
+    def check_used(self) -> None:
+        """Raises PolicyError for an override or a global choice that no attention layer of its target used although such
+        layers ran.
         """
-        before, self._attached = self._attached, False
-        self._undo.close()
-        if before and self.ledger.tallies:
+        if self.ledger.tallies:
             first: dict[Any, Request] = {}  # where the same is said of a target twice, the first counts
             for r in self.policy.requests:
                 if r.kind in ("override", "global") and r.mode != "forbid":
                     first.setdefault((r.kind, r.target), r)
             self.ledger.check_used(first.values(), self.components)
+
+    def detach(self) -> None:
+        """Put everything back as it was, then :meth:`check_used`.  Doing it twice is no error."""
+        before, self._attached = self._attached, False
+        self._undo.close()
+        if before:
+            self.check_used()
 
     def __enter__(self) -> Attachment:
         return self
@@ -146,11 +149,13 @@ def attach(model: Any, *, component: str | None = None, policy: Policy = AUTOMAT
             raise AttachError(_nothing(model, components))
         for request in asked.requests:
             _check_reached(request, components, model)
-        policy = asked.over(models.policy(models.of(model, parts, catalog), catalog))
+        cards = models.of(model, parts, catalog)
+        policy = asked.over(models.policy(cards, catalog))
         ledger, owner = Ledger(), number()
         places: dict[str, list[Place]] = {}
         for name, (sites, _) in found.items():
-            places[name] = _take_over(name, parts[name], sites, policy, ledger, owner, undo)
+            apart = {part for one in cards if one.component == name for part in one.card.apart}
+            places[name] = _take_over(name, parts[name], sites, apart, policy, ledger, owner, undo)
         denoising.watch(model, parts, undo)
         for one in components.values():
             if one.unreached:
@@ -230,6 +235,7 @@ def _take_over(
     name: str,
     model: nn.Module,
     sites: dict[Site, nn.Module],
+    apart: set[str],
     policy: Policy,
     ledger: Ledger,
     owner: int,
@@ -237,17 +243,21 @@ def _take_over(
 ) -> list[Place]:
     places: list[Place] = []
     classes: dict[type[nn.Module], type[nn.Module]] = {}
+    layers: dict[tuple[str, int], int] = {}
     for site, module in sites.items():
         cls = type(module)
+        within = site.name.replace("_orig_mod.", "")  # torch.compile's wrapper
+        part = next((p for p in apart if within == p or within.startswith(f"{p}.")), name)
+        number = layers.setdefault((part, site.layer), sum(p == part for p, _ in layers))
         if isinstance(module, LocalAttention):
             own = module.place  # what surrounded its construction comes after what is said now
             undo.callback(setattr, module, "attached", module.attached)
-            layer = site.layer if own.site.layer is None else own.site.layer
-            here = own.site._replace(component=name, layer=layer)
+            layer = number if own.site.layer is None else own.site.layer
+            here = own.site._replace(component=part, layer=layer)
             module.attached = Place(policy.over(own.policy), here, ledger, owner)
             places.append(module.attached)
             continue
-        place = Place(policy, PolicySite(name, layer=site.layer), ledger, owner)
+        place = Place(policy, PolicySite(part, layer=number), ledger, owner)
         places.append(place)
         route = Route(place, other_sequence(cls), "call" in site.doors)
         vars(module)["_hal_route"] = route

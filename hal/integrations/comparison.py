@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +19,10 @@ from .. import current_platform, detect, plugins
 from ..errors import AttachError, PolicyError
 from ..ledger import Receipt
 from ..policy import DENOISER
-from . import media
+from ..sparse.selected import watched_masks
+from . import limits, media
 from .attachment import attach
-from .generation import reporting
+from .generation import check_arguments, explained, reporting
 from .loading import load, pipeline_class
 
 if TYPE_CHECKING:
@@ -45,7 +49,7 @@ class Measured:
     backend: str
     quality: str
     seconds: float
-    kept: float | None  # share of the scores that self-attention computed; None: not told
+    kept: float | None  # share of the (query, key) pairs that self-attention computed, over all calls; None: not told
     relative_l1: float
     cosine: float
     psnr: float
@@ -91,6 +95,7 @@ def compare(
     device: str | None = None,
     judge: Judge | None = None,
     progress: Progress | None = None,
+    warn: Callable[[str], Any] = warnings.warn,
     **arguments: Any,
 ) -> list[Measured]:
     """Run the pipeline once per variant from the same noise; draw them (rows) over time (columns) into the PNG ``out``.
@@ -107,31 +112,55 @@ def compare(
         raise AttachError(
             f"SSIM is computed by scikit-image, which is not installed ({e}); pip install scikit-image"
         ) from e
-    pipeline_class(model_path)
+    cls = pipeline_class(model_path)
+    check_arguments(cls, arguments)
     pipeline = load(model_path).to(device or current_platform().device_type)
     pipeline.set_progress_bar_config(disable=True)
+    for text in limits.check_prompts(pipeline, prompt, arguments):
+        warn(text)
     clips: list[np.ndarray] = []
     measured: list[Measured] = []
     for variant in asked:
-        frames, seconds, receipts = _run(pipeline, variant, prompt, seed, progress, arguments)
+        frames, seconds, receipts, kept = _run(pipeline, variant, prompt, seed, progress, arguments)
         clips.append(frames)
-        measured.append(_measured(variant, clips[0], frames, seconds, receipts, judge, prompt))
+        measured.append(_measured(variant, clips[0], frames, seconds, receipts, kept, judge, prompt))
     media.save([drawn([v.name for v in asked], clips)], path)
     return measured
 
 
 def _run(
     pipeline: Any, variant: Variant, prompt: str, seed: int, progress: Progress | None, arguments: Mapping[str, Any]
-) -> tuple[np.ndarray, float, list[Receipt]]:
-    told = None if progress is None else lambda done, steps: progress(variant.name, done, steps)
+) -> tuple[np.ndarray, float, list[Receipt], list[float]]:
+    told = None if progress is None else partial(progress, variant.name)
+    generator = torch.Generator("cpu").manual_seed(seed)
     start = time.perf_counter()
-    with attach(pipeline, **variant.words) as attachment:
-        generator = torch.Generator("cpu").manual_seed(seed)
-        made = pipeline(prompt=prompt, generator=generator, output_type="np", **arguments, **reporting(pipeline, told))
+    with attach(pipeline, **variant.words) as attachment, _kept() as kept:
+        reported = reporting(pipeline, told)
+        try:
+            made = pipeline(prompt=prompt, generator=generator, output_type="np", **arguments, **reported)
+        except Exception as e:
+            raise explained(e, type(pipeline), attachment) from e
     seconds = time.perf_counter() - start
     images = getattr(made, "frames", None)
     images = made.images if images is None else images[0]
-    return np.asarray(images, dtype=np.float64), seconds, attachment.receipts()
+    return np.asarray(images, dtype=np.float64), seconds, attachment.receipts(), kept
+
+
+@contextmanager
+def _kept() -> Iterator[list[float]]:
+    """The kept share of each sparse call inside.  A call's masks are measured as the next one begins, and let go."""
+    shares: list[float] = []
+
+    def measure(_: Any = None) -> bool:
+        if found:
+            whole = [(len(w.heads or "1"), 1.0 if w.mask is None else w.mask.density) for w in found]
+            shares.append(sum(n * share for n, share in whole) / sum(n for n, _ in whole))
+            found.clear()
+        return True
+
+    with watched_masks(measure) as found:
+        yield shares
+        measure()
 
 
 def _measured(
@@ -140,6 +169,7 @@ def _measured(
     frames: np.ndarray,
     seconds: float,
     receipts: list[Receipt],
+    kept: list[float],
     judge: Judge | None,
     prompt: str,
 ) -> Measured:
@@ -152,7 +182,7 @@ def _measured(
         ", ".join(dict.fromkeys(f"{r.backend} / {r.kernel}" for r in mine)),
         ", ".join(dict.fromkeys(r.quality for r in mine)),
         seconds,
-        None if sparse else 1.0,
+        1.0 if not sparse else float(np.mean(kept)) if kept else None,
         *distances(exact, frames),
         found,
         of,

@@ -7,14 +7,16 @@ sets the position around each of its calls.  Neither pipeline nor model is asked
 from __future__ import annotations
 
 import inspect
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..context import position
-from ..models import grids
+from ..models import grids, minimax_h3
 from ..policy import DENOISER
 from .disguise import put_on, subclass
 
@@ -74,6 +76,26 @@ def _counting(cls: type, steps: Steps) -> type:
     return made
 
 
+_rows = WeakTensorKeyDictionary()  # of a request's position_ids: so a step reads nothing anew
+
+
+def packed(cls: type, given: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Tells attention inside how the rows of a transformer over one packed sequence lie, where they are of a known family."""
+    at = given.get("position_ids")
+    if not isinstance(at, torch.Tensor) or not minimax_h3.CLASSES & {c.__name__ for c in cls.__mro__}:
+        return nullcontext()
+    from ..sparse.given import given as telling
+    from ..sparse.given import is_given
+
+    if is_given("rows"):  # by someone who knows better
+        return nullcontext()
+    version = None if at.is_inference() else at._version
+    known = _rows.get(at)
+    if known is None or known[0] != version:
+        known = _rows[at] = version, minimax_h3.rows(given)
+    return nullcontext() if known[1] is None else telling(rows=known[1])
+
+
 def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
     parameters = list(inspect.signature(cls.forward).parameters)[1:]
 
@@ -84,7 +106,7 @@ def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
         given = {**dict(zip(parameters, args)), **kwargs}
         grid = grids.find(type(model).__name__, given, getattr(model, "config", {}))
         here = steps.now()
-        with position(**here, **({} if grid is None else {"grid": grid})):
+        with position(**here, **({} if grid is None else {"grid": grid})), packed(type(model), given):
             return super(ours, self).__call__(*args, **kwargs)
 
     ours = subclass(cls, {"__call__": __call__})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,30 +21,35 @@ from ..errors import AttachError, HalError, PolicyError, did_you_mean, unknown
 from ..facts import Call
 from ..ledger import Receipt
 from ..plan import Plan, read_plan
-from ..policy import DENOISER, Policy
+from ..policy import Policy
 from ..requests import request
 from ..run import decide_in
-from . import media, passthrough
+from . import compiling, limits, media, passthrough
 from .attachment import Attachment, attach
 from .loading import component_names, load, located, pipeline_class
 from .locking import planned
 from .passthrough import Passed
 
-Progress = Callable[[int, int], None]  # steps done, steps in all
+Progress = Callable[[int, int], None]  # steps done, steps in all; (0, 0): it begins
 RUNTIMES = ("hal", "diffusers")
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What :func:`generate` did.  ``receipts`` are those of this run alone; none where diffusers ran the attention."""
+    """What :func:`generate` did.  ``receipts`` are those of this call alone; none where diffusers ran the attention."""
 
-    out: Path
+    files: tuple[Path, ...]
     attachment: Attachment | None  # detached; its components say what was reached
     receipts: tuple[Receipt, ...]
-    frames: int
+    frames: int  # of each file
     seconds: float
     passed: tuple[Passed, ...] = ()  # what diffusers was told
     compiled: tuple[str, ...] = ()  # components under torch.compile: their runs are traces, seconds has the compiling
+
+    @property
+    def out(self) -> Path:
+        """The file, or the first of several."""
+        return self.files[0]
 
 
 def _as_argument(key: str, value: Any) -> str:
@@ -58,6 +64,7 @@ def generate(
     force: bool = False,
     steps: int | None = None,
     seed: int = 0,
+    videos: int = 1,
     frames: int | None = None,
     fps: int = 16,
     dtype: str | None = None,
@@ -71,6 +78,7 @@ def generate(
     plan: str | None = None,
     said: Callable[[str, Any], str] = _as_argument,
     progress: Progress | None = None,
+    warn: Callable[[str], Any] = warnings.warn,
     **arguments: Any,
 ) -> Generation:
     """Load the pipeline in the folder ``model_path``, run it on ``prompt`` with hal attached, and save the result.
@@ -79,7 +87,12 @@ def generate(
 
     ``out`` ends in ``.png`` (a video becomes a contact sheet), ``.gif`` or ``.mp4``; it is written whole or not at all.
     A file that is there is an error unless ``force``; one that comes there while this runs stays, and the name gets a
-    number.  None: a new name in ``outputs``.  ``device`` is the active platform's unless given; ``dtype`` is the one the weights
+    number.  None: a new name in ``outputs``.
+
+    ``videos`` (or pictures) are made one after the other, from the seeds ``seed``, ``seed + 1``, …, so that each is the same
+    as when it is made alone.  Each has its seed at the end of its name, and is saved when it is done.
+
+    ``device`` is the active platform's unless given; ``dtype`` is the one the weights
     were saved in unless given.  ``model_variant`` is that of the weight files, or a folder inside.
 
     The words of ``hal.attach`` say what is chosen (``attention_backend=…``); the environment comes after them, and then
@@ -89,10 +102,11 @@ def generate(
     ``runtime="diffusers"`` leaves the attention to diffusers; ``attention_backend`` is then one of its names.
     ``compile`` puts the denoiser under ``torch.compile``, ``cuda_graph`` has that capture graphs too.  All other
     ``arguments`` (``negative_prompt``, ``height``, …) go to the pipeline's ``__call__``.  What is ``None`` is left open.
-    ``said(key, value)`` names an argument as the user knows it.
+    ``said(key, value)`` names an argument as the user knows it.  ``warn`` is told of words that the model does not know, of
+    sizes that it made otherwise, and of the files that were saved before something went wrong.
 
-    Raises AttachError (with the fix) for a folder that holds no loadable pipeline, arguments that the pipeline refuses,
-    or a file that cannot be written; PolicyError for a choice that contradicts itself or that nothing would use; and
+    Raises AttachError (with the fix) for a folder that holds no loadable pipeline, arguments that the pipeline refuses, a
+    prompt that it would cut, or a file that cannot be written; PolicyError for a choice that contradicts itself or that nothing would use; and
     what ``hal.attention`` raises.
     """
     words = {key: arguments.pop(key) for key in choices.KEYS if key in arguments}
@@ -105,18 +119,21 @@ def generate(
         dtype = dtype or locked.policy.get("dtype")
     given = {"num_inference_steps": steps, "num_frames": frames, **arguments}
     call = {key: value for key, value in given.items() if value is not None}
+    limits.check_numbers(call, said)
     if model_path is None:
-        model_path, call = shipped.model_folder(), {**shipped.DEFAULTS, **call}
+        model_path, call = shipped.model_folder(), shipped.arguments(call, said)
+    seeds = _seeds(seed, videos, said)
     folder, variant = located(model_path, model_variant, said)
-    path = None if out is None else media.writable(out)
-    if path is not None:
+    paths = [] if out is None else media.numbered(media.writable(out), seeds)
+    for path in paths:
         media.free(path, force, said("force", True))
     cls = pipeline_class(folder)
-    path = path or media.generated(prompt, seed, "mp4" if _makes_videos(cls) else "png")
-    _check(cls, call, path)
+    paths = paths or [media.generated(prompt, s, "mp4" if _makes_videos(cls) else "png") for s in seeds]
+    check_arguments(cls, call)
+    _check_suffix(cls, paths[0])
     device = device or current_platform().device_type
     if cuda_graph:
-        _check_graphs(device, said)
+        compiling.check_graphs(device, said)
     attention = _attention(runtime, words, override, config, locked, component_names(folder), said)
     pipeline = load(folder, dtype, variant)
     try:
@@ -124,27 +141,36 @@ def generate(
     except (RuntimeError, AssertionError, ValueError) as e:
         raise AttachError(f"{cls.__name__} cannot be moved to the device {device!r}: {e}") from e
     pipeline.set_progress_bar_config(disable=True)
+    for text in limits.check_prompts(pipeline, prompt, call):
+        warn(text)
 
     start = time.perf_counter()
+    files: list[Path] = []
     with attention(pipeline) as ran:
-        compiled = _compiled(pipeline, cuda_graph) if compile or cuda_graph else ()
+        compiled = compiling.compiled(pipeline, cuda_graph) if compile or cuda_graph else ()
         try:
-            made = pipeline(
-                prompt=prompt,
-                generator=torch.Generator("cpu").manual_seed(seed),
-                output_type="pil",
-                **call,
-                **reporting(pipeline, progress),
-            )
-        except Exception as e:
-            raise _told(e, cls, ran, compiled, said) from e
+            for number, (path, one) in enumerate(zip(paths, seeds)):
+                told = reporting(pipeline, progress, number, videos)
+                generator = torch.Generator("cpu").manual_seed(one)
+                try:
+                    made = pipeline(prompt=prompt, generator=generator, output_type="pil", **call, **told)
+                except Exception as e:
+                    raise explained(e, cls, ran, compiled, said) from e
+                if isinstance(ran, Attachment):
+                    ran.check_used()
+                images = _images(made, cls.__name__)
+                files.append(media.save(images, path, fps, new=out is None or not force))
+        except BaseException:
+            if files:
+                warn(f"saved before that: {', '.join(map(str, files))}")
+            raise
     seconds = time.perf_counter() - start
-    images = _images(made, cls.__name__)
-    path = media.save(images, path, fps, new=out is None or not force)
+    if other := limits.otherwise(call, images, cls.__name__):
+        warn(other)
     attachment = ran if isinstance(ran, Attachment) else None
     receipts = tuple(attachment.receipts()) if attachment else ()
     passed = () if isinstance(ran, Attachment) else ran
-    return Generation(path, attachment, receipts, len(images), seconds, passed, compiled)
+    return Generation(tuple(files), attachment, receipts, len(images), seconds, passed, compiled)
 
 
 # ---- before anything is loaded
@@ -190,26 +216,29 @@ def _as_text(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
+def _seeds(first: int, videos: int, said: Any) -> Sequence[int]:
+    if videos < 1:
+        raise AttachError(f"{said('videos', videos)}: allowed is 1 or more")
+    seeds = range(first, first + videos)
+    if seeds[0] < -(2**63) or seeds[-1] >= 2**64:
+        raise AttachError(f"{said('seed', first)}: a seed of PyTorch lies between -2**63 and 2**64 - 1")
+    return seeds
+
+
 def _makes_videos(cls: type) -> bool:
     return "num_frames" in inspect.signature(cls.__call__).parameters
 
 
-def _check(cls: type, call: dict[str, Any], path: Path) -> None:
+def check_arguments(cls: type, call: Mapping[str, Any]) -> None:
     """Refuse arguments that the pipeline does not take, before its weights are read."""
     parameters = inspect.signature(cls.__call__).parameters
     if strange := sorted(set(call) - set(parameters)):
         raise AttachError(f"{cls.__name__} takes no {', '.join(strange)}{did_you_mean(strange[0], parameters)}")
+
+
+def _check_suffix(cls: type, path: Path) -> None:
     if path.suffix.lower() == ".mp4" and not _makes_videos(cls):
         raise AttachError(f"{cls.__name__} makes pictures, not videos; name a .png file")
-
-
-def _check_graphs(device: str, said: Any) -> None:
-    platform = detect.platform_for(device.partition(":")[0])
-    if not hasattr(platform.module(), "is_current_stream_capturing"):
-        raise PolicyError(
-            f"{said('cuda_graph', True)}: {platform.name} cannot capture graphs (PyTorch has no stream capture for "
-            f"{device!r} devices); {said('compile', True)} compiles without them"
-        )
 
 
 def _attention(
@@ -274,40 +303,12 @@ def _check_served(attachment: Attachment) -> None:
             for role in ("self", "cross"):
                 d = decide_in(place.within(here), Call(role=role), first.device.type)
                 asked = d.request is not None and d.request.kind in ("global", "override")
-                if d.error and (asked or all(c.verdict is False for c in d.candidates)):
+                exact = [c for c in d.candidates if c.backend.quality == "exact"]  # nobody is given another unasked
+                if d.error and (asked or all(c.verdict is False for c in exact)):
                     raise d.refusal()
 
 
-def _compiled(pipeline: Any, graphs: bool) -> tuple[str, ...]:
-    """Put the denoiser under torch.compile, in place."""
-    parts = {n: p for n, p in pipeline.components.items() if isinstance(p, torch.nn.Module) and DENOISER.fullmatch(n)}
-    if not parts:
-        raise AttachError(f"{type(pipeline).__name__} has no transformer and no unet to compile")
-    for part in parts.values():
-        part.compile(**(GRAPHS if graphs else COMPILE))
-        if graphs:
-            _keep_outputs(part)
-    return tuple(parts)
-
-
-COMPILE: dict[str, Any] = {}
-GRAPHS: dict[str, Any] = {"mode": "reduce-overhead"}
-
-
-def _keep_outputs(part: torch.nn.Module) -> None:
-    """A captured graph writes its next output over the last one, and guidance holds two at once: hand out copies."""
-    from torch.utils._pytree import tree_map_only
-
-    replay: Any = part._compiled_call_impl
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        torch.compiler.cudagraph_mark_step_begin()
-        return tree_map_only(torch.Tensor, torch.Tensor.clone, replay(*args, **kwargs))
-
-    part._compiled_call_impl = call
-
-
-def _told(e: Exception, cls: type, ran: Any, compiled: tuple[str, ...], said: Any) -> Exception:
+def explained(e: Exception, cls: type, ran: Any, compiled: tuple[str, ...] = (), said: Any = _as_argument) -> Exception:
     """The error to raise for one that the pipeline raised: hal's own, and one line for what the user can change."""
     cause: BaseException | None = e
     while cause is not None:
@@ -322,22 +323,28 @@ def _told(e: Exception, cls: type, ran: Any, compiled: tuple[str, ...], said: An
     if not isinstance(ran, Attachment) and ran:
         under = f" while diffusers ran the attention by {ran[0].backend!r} ({ran[0].source})"
         return AttachError(f"{cls.__name__} failed{under}: {line}")
-    if isinstance(e, (TypeError, ValueError)):
+    if isinstance(e, (TypeError, ValueError, ArithmeticError)):
         return AttachError(f"{cls.__name__} refused the call: {e}")
-    if isinstance(e, RuntimeError):
+    if isinstance(e, (RuntimeError, MemoryError)):
         return AttachError(f"{cls.__name__} failed: {line}; are these sizes and this dtype ones that it can do here?")
     return e
 
 
-def reporting(pipeline: Any, progress: Progress | None) -> dict[str, Any]:
-    """The pipeline's argument that reports each step to ``progress``, in the newer or the older form."""
+def reporting(pipeline: Any, progress: Progress | None, number: int = 0, of: int = 1) -> dict[str, Any]:
+    """The pipeline's argument that reports each step to ``progress``, in the newer or the older form.
+
+    It reports the run ``number`` of so many equal ones; the first begins now.
+    """
     if progress is None:
         return {}
 
     def at_end(_: Any, step: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
-        progress(step + 1, len(pipeline.scheduler.timesteps))
+        steps = len(pipeline.scheduler.timesteps)
+        progress(number * steps + step + 1, of * steps)
         return state
 
+    if number == 0:
+        progress(0, 0)
     parameters = inspect.signature(pipeline.__call__).parameters
     if "callback_on_step_end" in parameters:
         return {"callback_on_step_end": at_end}

@@ -88,7 +88,11 @@ def pipeline_class(model_path: str | os.PathLike[str]) -> type:
             f"{str(index)!r} asks for the class {name!r}, which diffusers {diffusers.__version__} does not have"
             f"{did_you_mean(str(name), pipelines)}; pip install --upgrade diffusers"
         )
-    found: type = getattr(diffusers, name)
+    found = getattr(diffusers, name)
+    if not (isinstance(found, type) and issubclass(found, diffusers.DiffusionPipeline) and "__call__" in dir(found)):
+        raise AttachError(
+            f"{str(index)!r} asks for {name!r}, which is no pipeline that can run; give the folder of a whole pipeline"
+        )
     return found
 
 
@@ -100,17 +104,26 @@ def load(model_path: str | os.PathLike[str], dtype: str | None = None, variant: 
     options = {} if dtype is None else {"torch_dtype": getattr(torch, dtype_name(dtype))}
     try:
         with _quiet():
-            return DiffusionPipeline.from_pretrained(str(model_path), local_files_only=True, variant=variant, **options)
+            pipeline = DiffusionPipeline.from_pretrained(
+                str(model_path), local_files_only=True, variant=variant, **options
+            )
     except Exception as e:
         if damaged := _damaged(Path(model_path)):
             raise AttachError(
-                f"the pipeline in {str(model_path)!r} cannot be loaded: {damaged}; download that file again"
+                f"the pipeline in {str(model_path)!r} cannot be loaded: {damaged}; download it again"
             ) from e
         first = str(e).strip().splitlines()[0] if str(e).strip() else ""
         raise AttachError(
             f"the pipeline in {str(model_path)!r} cannot be loaded: {type(e).__name__}: {first}; "
             "check that every folder that model_index.json names is complete, and that the libraries are recent"
         ) from e
+    for name, part in pipeline.components.items():
+        if isinstance(part, torch.nn.Module) and (left := [n for n, p in part.named_parameters() if p.is_meta]):
+            raise AttachError(
+                f"the pipeline in {str(model_path)!r} cannot be loaded: the weights of {name!r} lack {len(left)} tensors that "
+                f"its config.json asks for ({left[0]!r}, ...); download that folder again"
+            )
+    return pipeline
 
 
 @contextmanager
@@ -130,13 +143,19 @@ def _quiet() -> Iterator[None]:
 
 
 def _damaged(folder: Path) -> str:
-    """Which weight file is truncated or not what it says."""
+    """What of a pipeline is missing, truncated, or not what it says."""
     from safetensors import SafetensorError, safe_open
 
-    for file in sorted(folder.rglob("*.safetensors")):
+    for name, value in json.loads((folder / "model_index.json").read_text("utf-8")).items():
+        if isinstance(value, list) and any(value) and not (folder / name).is_dir():
+            return f"the folder {name!r} of model_index.json is missing"
+    for file in sorted([*folder.rglob("*.safetensors"), *folder.rglob("*.json")]):
         try:
+            if file.suffix == ".json":
+                json.loads(file.read_bytes())
+                continue
             with safe_open(file, "pt"):
                 pass
-        except (SafetensorError, OSError) as e:
+        except (SafetensorError, OSError, ValueError) as e:
             return f"{str(file.relative_to(folder))!r} is truncated or damaged ({e})"
     return ""

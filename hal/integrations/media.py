@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -20,6 +21,14 @@ SUFFIXES = (".png", ".gif", ".mp4")
 def writable(out: str | os.PathLike[str]) -> Path:
     """``out`` as a path that :func:`save` can write, checked before anything expensive runs.  Raises AttachError."""
     path = Path(out)
+    try:
+        _check(path)
+    except (OSError, ValueError) as e:  # a name too long, a file system that takes no files, a null byte
+        raise AttachError(f"cannot write {str(path)!r}: {e}") from e
+    return path
+
+
+def _check(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise AttachError(f"cannot write {str(path)!r}: a file ends in one of {', '.join(SUFFIXES)}")
     if path.is_dir():
@@ -35,13 +44,27 @@ def writable(out: str | os.PathLike[str]) -> Path:
             "MP4 is written by imageio-ffmpeg, which is not installed; "
             "pip install imageio-ffmpeg, or name a .gif or .png file"
         )
-    return path
+    with suppress(FileNotFoundError):
+        path.stat()
+    part = _part(path)
+    part.touch()
+    part.unlink()
+
+
+def _part(path: Path) -> Path:
+    """The file beside ``path`` that is written first."""
+    return path.with_name(f".hal-{os.getpid()}.part{path.suffix.lower()}")
 
 
 def free(path: Path, force: bool, fix: str) -> None:
     """Raises AttachError, which tells the ``fix``, for a file that is there already, unless it may be replaced."""
     if path.exists() and not force:
         raise AttachError(f"cannot write {str(path)!r}: there is such a file; {fix} replaces it")
+
+
+def numbered(path: Path, seeds: Sequence[int]) -> list[Path]:
+    """``path`` for one seed; for several, one name for each, with the seed at its end: cat-0.gif, cat-1.gif, …"""
+    return [path] if len(seeds) == 1 else [path.with_stem(f"{path.stem}-{seed}") for seed in seeds]
 
 
 def generated(prompt: str, seed: int, suffix: str) -> Path:
@@ -88,7 +111,7 @@ def _taken(path: Path) -> Path:
 
 def _save(frames: Sequence[Any], path: Path, fps: int) -> None:
     suffix = path.suffix.lower()
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part{suffix}")
+    part = _part(path)
     images = [image.convert("RGB") for image in frames]
     try:
         if suffix == ".png":
@@ -126,12 +149,16 @@ def _mp4(images: Sequence[Any], path: Path, fps: int) -> None:
     width, height = (side - side % 2 for side in images[0].size)
     if not width or not height:
         raise AttachError(f"cannot write {str(path)!r}: an MP4 frame needs at least 2 x 2 pixels")
-    writer = imageio_ffmpeg.write_frames(
-        str(path), (width, height), fps=fps, codec="libx264", quality=8, macro_block_size=1, ffmpeg_log_level="error"
-    )
-    try:
-        writer.send(None)
-        for image in images:
-            writer.send(image.crop((0, 0, width, height)).tobytes())
-    finally:
-        writer.close()
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+    command += ["-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
+    command += ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "10", str(path)]
+    # Not by imageio_ffmpeg.write_frames: it does not tell when ffmpeg fails at the end, on a full disk for one.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as ffmpeg:
+        assert ffmpeg.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and says why
+            for image in images:
+                ffmpeg.stdin.write(image.crop((0, 0, width, height)).tobytes())
+        _, said = ffmpeg.communicate()
+    if ffmpeg.returncode:
+        lines = said.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        raise OSError(f"ffmpeg: {lines[-1]}")

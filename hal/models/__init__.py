@@ -50,9 +50,10 @@ class Card:
     """What identifies a model, and what it needs.
 
     ``classes``: the class of the pipeline or of the component, either.  ``config``: limits on values of the component's
-    config (``{"num_layers": {4}}``).  ``weights``: patterns of parameter names, each of which must be there.
-    ``gates``: patterns of the parameters that only some checkpoints have.  ``geometry``: keys of the config that a
-    backend reads.
+    config (``{"num_layers": {4}}``).  ``weights``: patterns of parameter names, each of which must be there; ``without``:
+    none of which may be.  ``gates``: patterns of the parameters that only some checkpoints have.  ``geometry``: keys of
+    the config that a backend reads.  ``apart``: modules of the component whose attention is chosen as that of a
+    component of that name (a token refiner, which sees no video); the others' layers are numbered without them.
     """
 
     name: str
@@ -60,6 +61,8 @@ class Card:
     needs: tuple[Need, ...] = ()
     config: Limits = field(default_factory=dict)
     weights: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
     gates: tuple[str, ...] = ()
     geometry: tuple[str, ...] = ()
     title: str = ""
@@ -84,7 +87,8 @@ def found(
     for card in cards:
         missed: list[Any] = []
         check(compiled(card.config), {k: config.get(k) for k in card.config}, missed)
-        if card.classes & classes and not missed and all(_any(p, names) for p in card.weights):
+        there = all(_any(p, names) for p in card.weights) and not any(_any(p, names) for p in card.without)
+        if card.classes & classes and not missed and there:
             gates = tuple(p for p in card.gates if _any(p, names))
             out.append(Found(card, component, gates, {k: config[k] for k in card.geometry if k in config}))
     return out

@@ -124,5 +124,5 @@ def _order(rows: PackedRows, tile: Grid, device: torch.device) -> PackedOrder:
             torch.cat([p.valid for p in parts]),
         )
         at = sum(not isinstance(s, int) for s in rows.prefix)
-        moved = (x.to(device) for x in joined)
-        return PackedOrder(rows.video, tile, 0, 0, *moved, rows, dense.to(device), tuple(regions), at)
+        slot, token, empty, valid, dense = (x.to(device) for x in (*joined, dense))
+        return PackedOrder(rows.video, tile, 0, 0, slot, token, empty, valid, rows, dense, tuple(regions), at)

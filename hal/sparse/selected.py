@@ -99,15 +99,22 @@ class Watched(NamedTuple):
     order: Order | None  # of the mask's blocks; None: not of a grid
 
 
-_Watchers = tuple[tuple[list[Watched], Callable[[Position], bool]], ...]
+class Seen(Exception):
+    """Ends a call that was watched, before anything is computed: whoever wanted its masks has them."""
+
+
+_Watchers = tuple[tuple[list[Watched], Callable[[Watched], bool], bool], ...]
 _watchers: ContextVar[_Watchers] = ContextVar("hal_masks", default=())
 
 
 @contextmanager
-def watched_masks(when: Callable[[Position], bool] = lambda at: True) -> Iterator[list[Watched]]:
-    """A list that each call inside adds its masks to, where ``when`` its position; masks of data are kept alive by it."""
+def watched_masks(when: Callable[[Watched], bool] = lambda x: True, *, stop: bool = False) -> Iterator[list[Watched]]:
+    """A list to which calls inside add what they attend to, where ``when`` says so; it keeps their masks alive.
+
+    ``stop``: the first of them raises ``Seen`` in place of running.
+    """
     found: list[Watched] = []
-    token = _watchers.set((*_watchers.get(), (found, when)))
+    token = _watchers.set((*_watchers.get(), (found, when, stop)))
     try:
         yield found
     finally:
@@ -115,11 +122,20 @@ def watched_masks(when: Callable[[Position], bool] = lambda at: True) -> Iterato
 
 
 def watch(backend: str, at: Position, masks: Any, order: Order | None) -> None:
-    """Tell those who watch what a call attends to: ``Selected.masks``.  ``run`` does; a backend without it calls this."""
-    for found, when in _watchers.get():
-        if when(at):
-            several = masks if isinstance(masks, tuple) else ((None, masks),)
-            found += [Watched(backend, at, heads, mask, order) for heads, mask in several]
+    """Tell those who watch what a call attends to: ``Selected.masks``, or a function that makes it for them.
+
+    ``run`` does; a backend without it calls this, before anything is computed.
+    """
+    if not (watchers := _watchers.get()):
+        return
+    masks = masks() if callable(masks) else masks
+    several = masks if isinstance(masks, tuple) else ((None, masks),)
+    these = [Watched(backend, at, heads, mask, order) for heads, mask in several]
+    for found, when, stop in watchers:
+        wanted = [x for x in these if when(x)]
+        found += wanted
+        if wanted and stop:
+            raise Seen
 
 
 # ---- the grid
@@ -216,7 +232,7 @@ def executed(
 @lru_cache(maxsize=256)
 def _index(heads: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # cached, so it may meet autograd later
-        return torch.tensor(heads, device=device)
+        return torch.tensor(heads).to(device)
 
 
 def with_coarse(out: Tensor, coarse: Tensor, order: Order) -> Tensor:

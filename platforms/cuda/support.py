@@ -31,6 +31,10 @@ from .rules import (
     SGL,
 )
 
+IN_TREE = AMPERE | ADA | HOPPER | BLACKWELL | SM12X  # what hal's Triton kernel is compiled and checked for
+STA = "FastVideo fastvideo-kernel st_attn_h100.cu: SM90 alone"
+VSA = "FastVideo csrc/attn/vsa: ThunderKittens on SM90, Triton elsewhere"
+
 SUPPORT = {
     "torch_cudnn_sdpa": (
         Row("sdpa.cudnn", HOPPER | BLACKWELL, cite=SDP),
@@ -55,6 +59,33 @@ SUPPORT = {
         Row("sdpa.flash", FROM_80, rules=FLASH_BACKWARD, cite=SDP),
         Row("sdpa.efficient", FROM_80, cite=SDP),
         Row("sdpa.efficient", OLDER | VOLTA | TURING, {"dtype": {"float16", "float32"}}, cite=SDP),
+    ),
+    "sliding_tile_attn": (
+        Row("sta", HOPPER, cite=STA),
+        Row("sta.fastvideo", HOPPER, cite=STA),
+        Row("sta.triton", IN_TREE, tier="in-tree"),
+    ),
+    "video_sparse_attn": (
+        Row("vsa", FROM_80, cite=VSA),
+        Row("vsa.fastvideo", FROM_80, cite=VSA),
+        Row("vsa.triton", IN_TREE, tier="in-tree"),
+    ),
+    "video_sparse_attn_h3": (
+        Row("vsa_h3.triton", HOPPER | BLACKWELL, tier="in-tree", cite="the document: SM90, SM100, SM103"),
+        Row("vsa_h3.triton", IN_TREE - HOPPER - BLACKWELL, tier="in-tree"),
+    ),
+    "hybrid_window_attn_h3": (
+        Row("hybrid.fa3", HOPPER, cite=FA3),
+        Row("hybrid.fa3.sgl", HOPPER, cite=SGL),
+        Row("hybrid.fa4", BLACKWELL | {"sm120"}, cite=FA4),
+        Row("hybrid.fa3", AMPERE | ADA, cite=FA3),
+        Row("hybrid.fa3.sgl", AMPERE | ADA, cite=SGL),
+        Row("hybrid.fa3.hub", HOPPER | AMPERE | ADA, cite=HUB),
+        Row("hybrid.triton", IN_TREE, tier="in-tree"),
+    ),
+    "vmoba_attn": (
+        Row("vmoba", AMPERE | ADA | HOPPER, cite=FA2),
+        Row("vmoba.fastvideo", AMPERE | ADA | HOPPER, cite=FA2),
     ),
 }
 

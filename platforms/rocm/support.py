@@ -11,6 +11,8 @@ from hal.rows import Prefer, Row
 from .arch import CDNA, CDNA2, CDNA3, CDNA4, EXPERIMENTAL, OFFICIAL, RDNA, RDNA3, RDNA4, RDNA35, STRIX_HALO
 from .rules import AITER, AOTRITON, BY_REQUEST, EFFICIENT, FA2_CK, FA2_TRITON, FROM_012, TO_512
 
+IN_TREE = CDNA3 | CDNA4 | {"gfx1201"}  # what hal's Triton kernel is compiled and checked for
+
 SUPPORT = {
     "fa": (
         Row("fa2", CDNA, cite=FA2_CK),
@@ -30,6 +32,10 @@ SUPPORT = {
         Row("sdpa.efficient", STRIX_HALO, {**TO_512, **FROM_012}, EFFICIENT, cite=AOTRITON),
         Row("sdpa.efficient", EXPERIMENTAL, TO_512, (*BY_REQUEST, *EFFICIENT), tier="experimental", cite=AOTRITON),
     ),
+    "sliding_tile_attn": (Row("sta.triton", IN_TREE, tier="in-tree"),),
+    "video_sparse_attn": (Row("vsa.triton", IN_TREE, tier="in-tree"),),
+    "hybrid_window_attn_h3": (Row("hybrid.triton", IN_TREE, tier="in-tree"),),
+    "video_sparse_attn_h3": (Row("vsa_h3.triton", IN_TREE, tier="in-tree"),),
 }
 
 ORDER = (

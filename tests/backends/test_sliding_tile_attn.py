@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import runpy
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +15,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import hal
-from hal import oracle, policy
-from hal.backends.sliding_tile_attn import BACKEND, PORTABLE, native, portable, strategy
+from hal import config, oracle, policy, probe, source
+from hal.backends.sliding_tile_attn import BACKEND, PORTABLE, STA, STA_FASTVIDEO, native, portable, strategy
 from hal.backends.sliding_tile_attn.settings import Settings
 from hal.config import Setting
 from hal.context import Position, position
@@ -47,8 +49,9 @@ def attends(q, k, window, tiles):
 def dense_mask(grid, window, text, first, tile=TILE):
     """bool [tokens, tokens], token by token, from the definition alone."""
     tiles = [-(-n // t) for n, t in zip(grid, tile)]
-    at = [tuple(x // t for x, t in zip(p, tile)) for p in itertools.product(*map(range, grid))]
-    video = torch.tensor([[attends(q, k, window, tiles) for k in at] for q in at])
+    of = {p: i for i, p in enumerate(itertools.product(*map(range, tiles)))}
+    at = torch.tensor([of[tuple(x // t for x, t in zip(p, tile))] for p in itertools.product(*map(range, grid))])
+    video = torch.tensor([[attends(q, k, window, tiles) for k in of] for q in of])[at][:, at]
     keep = torch.ones(len(at) + text, len(at) + text, dtype=torch.bool)
     a = text if first else 0
     keep[a : a + len(at), a : a + len(at)] = video
@@ -215,6 +218,7 @@ def test_through_hal_attention_with_padding_and_the_running_step(tmp_path):
         ({"step": 1, "layer": 0}, (2, 3, 4), 2, r"has 1 steps, 0 to 0, and this call is of step 1"),
         ({"step": 0, "layer": 7}, (2, 3, 4), 2, r"has 1 layers, 0 to 0, and this call is of layer 7"),
         ({"step": 0, "layer": 0}, (2, 3, 4), 3, r"windows for 2 heads, and q has 3"),
+        ({"step": 0, "steps": 4, "layer": 0}, (2, 3, 4), 2, r"is for 1 steps, and this loop has 4"),
     ],
 )
 def test_calls_that_do_not_fit(bound, here, grid, heads, text):
@@ -249,8 +253,10 @@ def test_strategy_files_that_are_wrong(tmp_path, content, text):
     path = tmp_path / "s.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(PolicyError, match=text):
-        portable.bind(Call(head_dim=8), Settings(mask_strategy_file_path=str(path)))
+    words = {"mask_strategy_file_path": str(path)}
+    with pytest.raises(PolicyError, match=text) as said:  # when settings are checked: before a model is loaded
+        config.settings(source.read(words), hal.Catalog({}, {BACKEND.name: BACKEND}), BACKEND.name)
+    assert str(path) in str(said.value)
 
 
 @given(
@@ -270,61 +276,87 @@ def test_a_strategy_survives_its_file(tmp_path_factory, table):
     assert strategy.read(str(path)).windows == ((((1, 2, 3),),),)  # a changed file is read again
 
 
-@pytest.mark.parametrize("mode", ["STA_searching", "STA_tuning", "STA_tuning_cfg"])
-def test_modes_that_are_not_built_say_so(mode):
-    with pytest.raises(PolicyError, match=f"sta_mode={mode} is not built"):
-        portable.bind(Call(head_dim=8), Settings(mask_strategy_file_path="x", sta_mode=mode))
-
-
 # ---- the packages
 
 
-@given(
-    text=st.integers(0, 3),
-    first=st.booleans(),
-    step=st.integers(0, 1),
-    heads=st.lists(windows, min_size=2, max_size=2),
-    seed=st.integers(0, 99),
-)
-@settings
-def test_a_package_gets_tiles_then_text_and_gives_what_the_portable_form_gives(
-    tmp_path_factory, text, first, step, heads, seed
-):
-    grid, calls = (4, 4, 6), []
+RECORDS = ("st_attn-0.0.7", "fastvideo_kernel_sta-0.2.6")
 
-    def sliding_tile_attention(q, k, v, window_size, text_length, has_text=True, seq_shape="30x48x80"):
-        calls.append((window_size, text_length, has_text, seq_shape))
-        order = Order.of(grid, TILE)
-        masks = [dense_mask(grid, w, text, False) for w in window_size]
+
+def compute(grid, tile):
+    """What the packages compute: tiles, then text; windows by head; text attends to all, and all to it."""
+
+    def sliding_tile_attention(a):
+        q, k, v = list(a.values())[:3]
+        order, text = Order.of(grid, tile), a["text_length"]
+        assert a["has_text"] == (text > 0) and list(a.values())[-1] == "x".join(map(str, grid))
+        assert q.shape[0] == 1 and q.shape[1] == len(a["window_size"])
         slots = torch.cat([order.token, torch.arange(order.tokens, order.tokens + text)])
-        keep = torch.stack([m[slots][:, slots] for m in masks])[None]
-        return oracle.attention(q, k, v, attn_mask=keep, layout="bhsd")[0]
+        keep = torch.stack([dense_mask(grid, w, text, False, tile)[slots][:, slots] for w in a["window_size"]])[None]
+        return oracle.attention(q, k, v, attn_mask=keep, layout="bhsd")[0].to(q.dtype)
 
-    q, k, v = tensors(seed, 1, 2, 2, 96 + text)
-    patch = pytest.MonkeyPatch()
-    with tuned(tmp_path_factory.mktemp("s"), patch, [[[(1, 1, 1)] * 2], [heads]], skip=1) as s, patch.context() as m:
-        m.setitem(native.SHAPES, grid, 3)
-        m.setattr(native, "TILE", TILE)
-        run = native._bound(sliding_tile_attention, s)
-        m.setattr(portable, "TILE", TILE)
-        plain = portable.bind(Call(head_dim=8), s)
+    return {"sliding_tile_attention": sliding_tile_attention}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("text, first, step", [(0, False, 0), (0, False, 1), (3, False, 1), (2, True, 1), (2, True, 0)])
+def test_a_package_gets_tiles_then_text_and_gives_what_the_portable_form_gives(
+    tmp_path, monkeypatch, name, text, first, step
+):
+    """Video and text are told apart by their place: a text that came back as video would be another output."""
+    grid, heads = (4, 4, 6), [(1, 1, 1), (1, 2, 2)]
+    q, k, v = tensors(7, 2, 2, 2, 96 + text)
+    fake = fakes.of(name, compute(grid, TILE))
+    monkeypatch.setitem(native.SHAPES, grid, range(4))
+    with tuned(tmp_path, monkeypatch, [[[(1, 1, 1)] * 2], [heads]], skip=1) as s:
+        names = native.ST_ATTN if fake.record.module == "st_attn" else native.NAMES
+        runs = native._bound(fake.functions["sliding_tile_attention"], names, s), portable.bind(Call(head_dim=8), s)
         with position(step=step, steps=2, layer=0), hal.grid(*grid, text=text, text_first=first):
-            torch.testing.assert_close(run(q, k, v, None, None), plain(q, k, v, None, None), atol=1e-10, rtol=0)
-    assert calls[0][1:] == (text, text > 0, "4x4x6")
-    if step == 0:
-        assert calls[0][0] == [(2, 2, 2)] * 2  # the full window
+            torch.testing.assert_close(*(run(q, k, v, None, None) for run in runs), atol=1e-10, rtol=0)
+    assert len(fake.calls) == 2  # one for each video of the batch
+    assert fake.calls[0]["window_size"] == (heads if step else [(2, 2, 2)] * 2)
+
+
+@pytest.mark.parametrize("name, kernel", [*zip(RECORDS, ("sta", "sta.fastvideo"))])
+def test_a_package_is_found_proven_and_called_by_its_keywords(tmp_path, monkeypatch, name, kernel):
+    grid = (6, 8, 16)
+    q, k, v = (x.bfloat16().transpose(1, 2) for x in tensors(2, 1, 2, 2, 768, 64))
+    path = tmp_path / "s.json"
+    strategy.write(str(path), strategy.Strategy((((((1, 1, 1), (1, 1, 2)),)),)))
+    given = (Setting(BACKEND.name, "", Settings(mask_strategy_file_path=str(path), skip_time_steps=0)),)
+    monkeypatch.setitem(native.SHAPES, grid, range(1))
+    r = fakes.record(name)
+    with fakes.installed(name, compute(grid, (6, 8, 8))) as fake:
+        with fakes.workbench(BACKEND, **{r.distribution.replace("-", "_"): r.version}), hal.grid(*grid):
+            with hal.context.changed(policy=policy.Policy(settings=given)), position(step=0, steps=1, layer=0):
+                assert hal.explain(q, k, v, backend=BACKEND.name).kernel == kernel
+                out = hal.attention(q, k, v, backend=BACKEND.name)
+    keep = torch.stack([dense_mask(grid, w, 0, False, (6, 8, 8)) for w in ((1, 1, 1), (1, 1, 2))])[None]
+    torch.testing.assert_close(
+        out.double(), oracle.attention(q, k, v, attn_mask=keep)[0].double(), atol=2e-2, rtol=2e-2
+    )
+    assert set(fake.calls[-1]) == {"symbol", *r.symbols["sliding_tile_attention"].parameters}
+
+
+@pytest.mark.parametrize("kernel", [STA, STA_FASTVIDEO])
+def test_another_package_of_that_name_is_no_proof(kernel):
+    (needs,) = kernel.needs
+    with fakes.modules({needs.module: {"sliding_tile_attention": lambda q, k, v, window: q}}):
+        assert probe.prove(needs).state == "wrong_distribution"
+    with fakes.modules({needs.module: {"tiles": 1}}):
+        assert probe.prove(needs).state == "missing_symbol"
 
 
 @pytest.mark.parametrize(
     "grid, tokens, refused",
     [
         (None, 24, None),
-        ((30, 48, 80), 115200, None),
+        ((30, 48, 80), 115200, "with 0 text tokens"),
+        ((30, 48, 80, 1), 115201, None),
         ((30, 48, 80, 256), 115456, None),
         ((30, 48, 80, 257), 115457, "257 text tokens"),
         ((36, 48, 48, 77), 82944, None),
         ((36, 48, 48, 77), 83021, "77 text tokens"),
-        ((2, 3, 4), 24, "the grid is 2x3x4; sta.portable takes any grid"),
+        ((2, 3, 4), 24, "the grid is 2x3x4 with 0 text tokens; sta.portable takes any grid"),
     ],
 )
 def test_grids_that_the_packages_were_not_built_for(grid, tokens, refused):
@@ -342,3 +374,96 @@ def test_the_declaration():
         assert not kernel.honours & lacks
         assert callable(kernel.binder())
     assert Position().grid is None
+
+
+# ---- builds and devices
+
+
+def test_later_steps_layers_and_heads_build_nothing(bound, monkeypatch):
+    """One mask and one plan for each distinct window, however many calls; none in a later generation."""
+    from hal.sparse import plan
+
+    windows, q = [(1, 1, 1), (1, 1, 3), (2, 1, 1)], tensors(0, 1, 3, 3, 140)
+    run = bound([[windows, windows[::-1]]] * 2)
+    built = []
+    made = plan._groups
+    monkeypatch.setattr(plan, "_groups", lambda *a: built.append(1) or made(*a))
+    portable._mask.cache_clear()
+    for _ in range(2):
+        for step, layer in itertools.product(range(2), range(2)):
+            with position(step=step, steps=2, layer=layer), hal.grid(4, 5, 7):
+                run(*q, None, None)
+        assert (portable._mask.cache_info().misses, len(built)) == (3, 3)
+
+
+ON_A_DEVICE = """
+import sys
+import hal
+from hal import oracle
+from hal.backends.sliding_tile_attn import portable, strategy
+from hal.backends.sliding_tile_attn.settings import Settings
+from hal.context import position
+from hal.facts import Call
+from hal.sparse import Order
+
+torch.manual_seed(0)
+portable.TILE = (2, 2, 3)
+path, heads = sys.argv[-1] + "/s.json", ((1, 1, 3), (2, 1, 1))
+strategy.write(path, strategy.Strategy(((heads,),)))
+grid, text = (3, 4, 7), 3
+real = [torch.randn(1, 2, 87, 8) for _ in range(3)]
+order = Order.of(grid, portable.TILE, suffix=text)
+masks = [portable.mask(order, w).to_dense()[0, 0][order.slot][:, order.slot] for w in heads]
+wanted = oracle.attention(*real, attn_mask=torch.stack(masks)[None], layout="bhsd")[0]
+full = oracle.attention(*real, layout="bhsd")[0]
+q, k, v = (x.to("fake") for x in real)
+for mode, want in (("STA_inference", wanted), ("STA_searching", full), ("STA_tuning", None)):
+    run = portable.bind(Call(head_dim=8), Settings(mask_strategy_file_path=path, sta_mode=mode, skip_time_steps=0))
+    with position(step=0, steps=1, layer=0), hal.grid(*grid, text=text):
+        out = run(q, k, v, None, None)
+    assert out.device.type == "fake"
+    if want is not None:
+        torch.testing.assert_close(out.cpu().double(), want, atol=1e-5, rtol=1e-5)
+print("same")
+"""
+
+
+def test_a_device_that_pytorch_does_not_know_and_without_float64(python, tmp_path):
+    device = runpy.run_path(str(Path(__file__).parents[1] / "sparse" / "test_devices.py"))["DEVICE"]
+    ran = python(f"import sys\nsys.argv.append({str(tmp_path)!r})\n" + device + ON_A_DEVICE)
+    assert (ran.code, ran.out) == (0, "same\n"), ran.err
+
+
+INTERPRETED = """
+import sys
+import torch
+import hal
+from hal import oracle
+from hal.backends.sliding_tile_attn import portable, strategy
+from hal.backends.sliding_tile_attn.settings import Settings
+from hal.context import position
+from hal.facts import Call
+from hal.sparse import Order
+
+torch.manual_seed(0)
+path, heads = sys.argv[-1] + "/s.json", ((1, 1, 1),)
+strategy.write(path, strategy.Strategy(((heads,),)))
+grid = (5, 8, 12)  # two tiles, neither of them full
+q, k, v = (torch.randn(1, 1, 480, 64).half() for _ in range(3))
+order = Order.of(grid, portable.TILE)
+masks = [portable.mask(order, w).to_dense()[0, 0][order.slot][:, order.slot] for w in heads]
+wanted, stats = oracle.attention(q, k, v, attn_mask=torch.stack(masks)[None], layout="bhsd", scale=0.2)
+call = Call(dtype="float16", head_dim=64, lse=True, scale=0.2)
+run = portable.triton(call, Settings(mask_strategy_file_path=path, skip_time_steps=0))
+with position(step=0, steps=1, layer=0), hal.grid(*grid):
+    out, lse = run(q, k, v, None, None)
+torch.testing.assert_close(out.double(), wanted.double(), atol=2e-3, rtol=2e-3)
+torch.testing.assert_close(lse.double(), stats, atol=1e-3, rtol=1e-3)
+print("same")
+"""
+
+
+def test_hals_triton_kernel_takes_blocks_of_384(python, tmp_path):
+    pytest.importorskip("triton")
+    ran = python(f"import sys\nsys.argv.append({str(tmp_path)!r})\n" + INTERPRETED, TRITON_INTERPRET="1")
+    assert (ran.code, ran.out) == (0, "same\n"), ran.err

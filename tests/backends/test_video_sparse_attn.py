@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import hal
-from hal import oracle, policy, sparse
-from hal.backends.video_sparse_attn import BACKEND, PORTABLE, VSA, VSA_FASTVIDEO, native, portable
+from hal import oracle, policy, probe, sparse
+from hal.backends.video_sparse_attn import BACKEND, PORTABLE, TRITON, VSA, VSA_FASTVIDEO, native, portable
 from hal.backends.video_sparse_attn.settings import Settings
 from hal.config import Setting
 from hal.context import position
@@ -262,58 +262,85 @@ def test_what_it_cannot_do_is_refused_before_the_grid_is_looked_at(arguments):
 # ---- the packages
 
 
-def computing(calls, both=False):
-    """What the packages compute, from the definition's parts, with the signature that was recorded."""
-
-    def compute(q, k, v, variable_block_sizes, q_sizes, topk, block_size, weight):
-        assert block_size == (4, 4, 4) and q.shape[2] == 64 * variable_block_sizes.numel()
-        calls.append((topk, None if weight is None else weight.abs().sum().item()))
-        n = variable_block_sizes.numel()
-        assert q_sizes is None or q_sizes.equal(variable_block_sizes)
-        means = [x.unflatten(2, (n, 64)).sum(3) / variable_block_sizes[:, None] for x in (q, k, v)]
-        scores = means[0] @ means[1].transpose(-1, -2) * q.shape[-1] ** -0.5
-        keep = scores.argsort(dim=-1, descending=True, stable=True).argsort(-1) < topk
-        real = (torch.arange(64) < variable_block_sizes[:, None]).flatten()
-        fine = oracle.attention(
-            q, k, v, attn_mask=keep.repeat_interleave(64, 2).repeat_interleave(64, 3) & real, layout="bhsd"
-        )[0]
-        coarse = (scores.softmax(-1) @ means[2]).repeat_interleave(64, 2)
-        return fine + coarse * (1 if weight is None else weight)
-
-    def vsa(q, k, v, variable_block_sizes, topk, block_size, compress_attn_weight=None):
-        return compute(q, k, v, variable_block_sizes, None, topk, block_size, compress_attn_weight)
-
-    def fastvideo(
-        q, k, v, variable_block_sizes, q_variable_block_sizes, topk, block_size=64, compress_attn_weight=None
-    ):
-        return compute(q, k, v, variable_block_sizes, q_variable_block_sizes, topk, block_size, compress_attn_weight)
-
-    return fastvideo if both else vsa
+RECORDED = ["vsa-0.0.4", "vsa-0.0.5", "fastvideo_kernel-0.2.6", "fastvideo_kernel-0.3.5"]
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["vsa", "fastvideo_kernel"])
+def compute(a):
+    """What the packages compute: no scale, means in q's dtype, weight 1 where none is given."""
+    q, k, v, sizes = a["q"], a["k"], a["v"], a["variable_block_sizes"]
+    n = sizes.numel()
+    assert a["block_size"] == (4, 4, 4) and q.shape[2] == 64 * n
+    assert a.get("q_variable_block_sizes", sizes).equal(sizes)
+    means = [(x.unflatten(2, (n, 64)).float().sum(3) / sizes[:, None]).to(x.dtype) for x in (q, k, v)]
+    scores = means[0] @ means[1].transpose(-1, -2) * q.shape[-1] ** -0.5
+    keep = scores.argsort(dim=-1, descending=True, stable=True).argsort(-1) < a["topk"]
+    real = (torch.arange(64) < sizes[:, None]).flatten()
+    seen = keep.repeat_interleave(64, 2).repeat_interleave(64, 3) & real
+    fine = oracle.attention(q, k, v, attn_mask=seen, layout="bhsd")[0]
+    coarse = (scores.softmax(-1) @ means[2]).repeat_interleave(64, 2)
+    weight = 1 if a["compress_attn_weight"] is None else a["compress_attn_weight"]
+    return (fine + coarse * weight).to(q.dtype)
+
+
+def package(name):
+    return fakes.of(name, {"video_sparse_attn": compute})
+
+
+@pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("branch", ["none", "gate", "always"])
 @pytest.mark.parametrize("share", [0.0, 0.6])
-def test_a_package_gives_what_the_portable_form_gives(both, branch, share):
-    calls, grid = [], (5, 6, 7)
+def test_a_package_gives_what_the_portable_form_gives(name, branch, share):
+    fake = package(name)
     q, k, v = tensors(1, 2, 2, 2, 210)
     s = Settings(sparsity=share, compress_without_gate=branch == "always")
+    gate = torch.sin(torch.arange(210 * 32.0)).view(2, 210, 2, 8) if branch == "gate" else None
     outs = []
-    with hal.grid(*grid):
-        for run in (native._bound(computing(calls, both=both), s), portable.bind(Call(head_dim=8), s)):
-            if branch == "gate":
-                with sparse.given(gate=torch.sin(torch.arange(210 * 32.0)).view(2, 210, 2, 8)):
-                    outs.append(run(q, k, v, None, None))
-            else:
+    with hal.grid(5, 6, 7):
+        for run in (
+            native._bound(fake.functions["video_sparse_attn"], s),
+            portable.bind(Call(head_dim=8), s),
+        ):
+            with sparse.given(gate=gate):
                 outs.append(run(q, k, v, None, None))
     torch.testing.assert_close(*outs, atol=2e-5, rtol=0)
-    assert calls[0][0] == portable.count(8, share)
-    assert branch != "none" or calls[0][1] == 0  # None would be a weight of 1
+    (call,) = fake.calls
+    assert call["topk"] == portable.count(8, share)
+    assert branch != "none" or not call["compress_attn_weight"].any()  # None would be a weight of 1
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_package_is_found_proven_and_called_by_its_keywords(name):
+    q, k, v = (x.bfloat16().transpose(1, 2) for x in tensors(2, 1, 2, 2, 210, 64))
+    r = fakes.record(name)
+    given = (Setting("video_sparse_attn", "", Settings(sparsity=0.6)),)
+    with fakes.installed(name, {"video_sparse_attn": compute}) as fake:
+        with fakes.workbench(BACKEND, **{r.distribution.replace("-", "_"): r.version}), hal.grid(5, 6, 7):
+            with hal.context.changed(policy=policy.Policy(settings=given)):
+                assert hal.explain(q, k, v, backend="video_sparse_attn").kernel == (
+                    "vsa" if r.module == "vsa" else "vsa.fastvideo"
+                )
+                out = hal.attention(q, k, v, backend="video_sparse_attn")
+                with pytest.raises(NoKernelError, match="scale"):
+                    hal.attention(q, k, v, scale=0.5, backend="video_sparse_attn", return_lse=True)
+    wanted = definition(*(x.double().transpose(1, 2) for x in (q, k, v)), (5, 6, 7), 0.6).transpose(1, 2)
+    torch.testing.assert_close(out.double(), wanted, atol=2e-2, rtol=2e-2)
+    assert set(fake.calls[-1]) == {"symbol", *r.symbols["video_sparse_attn"].parameters}
+
+
+@pytest.mark.parametrize("kernel", [VSA, VSA_FASTVIDEO])
+def test_another_package_of_that_name_is_no_proof(kernel):
+    """vsa is a word that anybody may use; fastvideo-kernel 0.1.0 took no sizes of the queries' blocks."""
+    (needs,) = kernel.needs
+    wrong = lambda q, k, v, variable_block_sizes, topk, compress_attn_weight=None: q
+    with fakes.modules({needs.module: {"video_sparse_attn": wrong}}):
+        assert probe.prove(needs).state == "wrong_distribution"
+    with fakes.modules({needs.module: {"analyse": wrong}}):
+        assert probe.prove(needs).state == "missing_symbol"
 
 
 def test_packages_refuse_text():
     q = torch.empty(1, 27, 1, 64, device="meta")
-    run = native._bound(computing([]), Settings())
+    run = native._bound(package(RECORDED[0]).functions["video_sparse_attn"], Settings())
     with hal.grid(2, 3, 4, text=3):
         assert "3 text tokens" in native.confirm(q, q, q, None, Call(layout="bshd"))
         assert native.confirm(q[:, :24], q, q, None, Call(layout="bshd")) is None
@@ -323,7 +350,7 @@ def test_packages_refuse_text():
 
 def test_the_declaration():
     assert BACKEND.quality == "lossy" and BACKEND.roles == {"self"}
-    for kernel in (VSA, VSA_FASTVIDEO, PORTABLE):
+    for kernel in (VSA, VSA_FASTVIDEO, TRITON, PORTABLE):
         assert not kernel.honours & {"causal", "rectangular", "varlen", "compile", "graph", "window", "dropout", "lse"}
         assert callable(kernel.binder())
     assert not VSA.honours  # its scale is fixed

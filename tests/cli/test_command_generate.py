@@ -45,7 +45,7 @@ def receipt(out):
     """component.role -> (backend / kernel, who asked), of the table that is printed."""
     lines = out.splitlines()
     head = next(line for line in lines if line.lstrip().startswith("component"))
-    at = [head.index(c) for c in ("component", "role", "backend", "runs", "asked", "notes")]
+    at = [head.index(c) for c in ("component", "role", "backend", "runs", "asked", "notes") if c in head]
     rows = [[line[a:b].strip() for a, b in zip(at, [*at[1:], None])] for line in lines[lines.index(head) + 1 :]]
     return {f"{r[0]}.{r[1]}": (r[2], r[4]) for r in rows if r[1] in ("self", "cross") and int(r[3]) > 0}
 

@@ -47,6 +47,15 @@ def test_the_same_backend_twice_over_gives_the_same_picture(folder, tmp_path):
     assert again.relative_l1 == 0
 
 
+def test_the_kept_share_is_measured(tmp_path):
+    from hal.demo import shipped
+
+    sizes = {"num_frames": 16, "height": 64, "width": 64, "num_inference_steps": 1}
+    asked = variants(["torch_sdpa"], ["video_sparse_attn:VSA_sparsity=0.5"])
+    exact, half = compare(shipped.model_folder(), "a seven", asked, out=tmp_path / "c.png", **sizes)
+    assert (exact.kept, half.kept) == (1.0, 0.5) and half.relative_l1 > 0
+
+
 def test_distances_are_what_they_are_called():
     exact = np.full((2, 8, 8, 3), 0.5)
     assert distances(exact, exact) == (0, pytest.approx(1), float("inf"), pytest.approx(1))

@@ -14,7 +14,7 @@ from PIL import Image
 
 import hal
 from hal.errors import AttachError, HalError, NoKernelError, PolicyError
-from hal.integrations import generation, media
+from hal.integrations import compiling, generation, media
 from hal.integrations.generation import generate
 from hal.testing import tiny
 
@@ -40,7 +40,7 @@ def test_a_picture_with_its_receipts(folders, tmp_path):
         folders / "pixart", "a cat", out=tmp_path / "cat.png", progress=lambda *n: steps.append(n), **call("pixart")
     )
     assert Image.open(done.out).size == (8, 8) and done.frames == 1
-    assert steps == [(1, 2), (2, 2)]
+    assert steps == [(0, 0), (1, 2), (2, 2)]
     assert {(r.component, r.role): r.runs for r in done.receipts} == dict(runs())
     assert sum(r.runs for r in done.receipts if r.component == "transformer") == 2 * 2 * STEPS
     assert not done.attachment.attached and done.attachment.components["vae"].layers == 2
@@ -89,6 +89,67 @@ def test_each_tiny_pipeline_comes_back_from_disk(name, tmp_path):
     torch.testing.assert_close(run(loaded), run(tiny.PIPELINES[name]()), rtol=0, atol=1e-5)
 
 
+def test_several_videos_are_each_that_of_its_own_seed(folders, tmp_path):
+    steps = []
+    more = {"videos": 3, "seed": 40, "progress": lambda *n: steps.append(n)}
+    done = generate(folders / "ltx", "a cat", out=tmp_path / "cat.gif", **{**call("ltx"), **more})
+    assert [f.name for f in done.files] == ["cat-40.gif", "cat-41.gif", "cat-42.gif"]
+    assert steps == [(0, 0), *((n, 3 * STEPS) for n in range(1, 3 * STEPS + 1))]
+    alone = generate(folders / "ltx", "a cat", out=tmp_path / "one.gif", **{**call("ltx"), "seed": 41})
+    assert alone.out.read_bytes() == done.files[1].read_bytes()
+    assert len({f.read_bytes() for f in done.files}) == 3
+    assert [r.runs for r in done.receipts] == [3 * r.runs for r in alone.receipts]
+    with pytest.raises(AttachError, match="cat-41.gif.*there is such a file"):
+        generate(folders / "ltx", "a cat", out=tmp_path / "cat.gif", **{**call("ltx"), "videos": 2, "seed": 41})
+
+
+def test_what_was_saved_before_an_error_stays_and_is_told(folders, tmp_path):
+    def stop(step, steps):
+        if step > STEPS:
+            raise KeyboardInterrupt
+
+    told = []
+    with pytest.raises(KeyboardInterrupt):
+        more = {"videos": 2, "progress": stop, "warn": told.append}
+        generate(folders / "ltx", "a cat", out=tmp_path / "cat.gif", **{**call("ltx"), **more})
+    assert [p.name for p in tmp_path.iterdir()] == ["cat-0.gif"]
+    assert told == [f"saved before that: {tmp_path / 'cat-0.gif'}"]
+
+
+SMALL = {"frames": 16, "height": 64, "width": 64, "steps": 1}  # of the model that hal ships
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ({"height": 33}, "height=33: the model that hal ships makes it in steps of 32; give 32 or 64"),
+        ({"frames": 15}, "num_frames=15: .* give 12 or 16"),
+        ({"frames": 0}, "num_frames=0: allowed is 1 or more"),
+        ({"width": -32}, "width=-32: allowed is 1 or more"),
+        ({"steps": 0}, "num_inference_steps=0: allowed is 1 or more"),
+        ({"height": 32000}, "video tokens; the model that hal ships makes up to 32,768"),
+        ({"guidance_scale": float("nan")}, "guidance_scale=nan: allowed is a finite number"),
+        ({"videos": 0}, "videos=0: allowed is 1 or more"),
+        ({"seed": 2**64}, "a seed of PyTorch lies between"),
+        ({"prompt": "a seven, " * 70}, "the prompt is too long: it has 211 tokens, and LTXPipeline reads 128"),
+        ({"negative_prompt": "a seven, " * 70}, "the negative_prompt is too long"),
+    ],
+)
+def test_what_the_shipped_model_cannot_do_is_told_before_it_runs(tmp_path, more, said):
+    given = {**SMALL, **more}
+    with pytest.raises(AttachError, match=said):
+        generate(None, given.pop("prompt", "a seven"), out=tmp_path / "seven.gif", **given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_words_that_a_model_does_not_know_are_told(tmp_path):
+    told = []
+    generate(None, "a 7 on a beach", out=tmp_path / "seven.gif", warn=told.append, **SMALL)
+    assert len(told) == 1 and told[0].startswith(
+        "the model does not know 'on', 'beach' of the prompt; it knows: a, an,"
+    )
+
+
 def no_index(folder):
     (folder / "model_index.json").unlink()
 
@@ -107,6 +168,34 @@ def truncated(folder):
     file.write_bytes(file.read_bytes()[:2000])
 
 
+def half(folder):
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def half_index(folder):
+    (folder / "model_index.json").write_text((folder / "model_index.json").read_text()[:200])
+
+
+def half_tokenizer(folder):
+    file = folder / "tokenizer" / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def no_pipeline(folder):
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "AutoencoderKL"}))
+
+
+def no_vae(folder):
+    shutil.rmtree(folder / "vae")
+
+
+def more_layers(folder):
+    config = json.loads((folder / "transformer" / "config.json").read_text())
+    (folder / "transformer" / "config.json").write_text(json.dumps({**config, "num_layers": config["num_layers"] + 1}))
+
+
 def no_weights(folder):
     (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()
 
@@ -118,7 +207,13 @@ def no_weights(folder):
         (no_index, "has no model_index.json.*save_pretrained"),
         (bad_json, "is damaged.*download the pipeline again"),
         (unknown_class, "'PixArtAlfaPipeline'.*did you mean 'PixArtAlphaPipeline'.*pip install"),
-        (truncated, "transformer/diffusion_pytorch_model.safetensors' is truncated.*download that file again"),
+        (truncated, "transformer/diffusion_pytorch_model.safetensors' is truncated.*download it again"),
+        (half, "transformer/diffusion_pytorch_model.safetensors' is truncated.*download it again"),
+        (half_index, "is damaged.*download the pipeline again"),
+        (half_tokenizer, "tokenizer/tokenizer.json' is truncated"),
+        (no_pipeline, "asks for 'AutoencoderKL', which is no pipeline that can run"),
+        (no_vae, "the folder 'vae' of model_index.json is missing"),
+        (more_layers, "the weights of 'transformer' lack"),
         (no_weights, "cannot be loaded: .*check that every folder"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
@@ -145,6 +240,7 @@ def test_a_file_for_a_folder(folders, tmp_path):
         ("cat", "ends in one of"),
         ("no/cat.png", "does not exist; create it"),
         ("folder.png", "it is a folder"),
+        ("x" * 300 + ".png", "too long"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, out, said):
@@ -208,9 +304,24 @@ def test_a_failed_write_leaves_neither_a_part_nor_the_old_file_changed(monkeypat
     assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["cat.png"]
 
 
+def test_an_mp4_that_its_writer_cannot_finish_is_no_file(monkeypatch, tmp_path):
+    import imageio_ffmpeg
+
+    broken = tmp_path / "ffmpeg"
+    broken.write_text(
+        '#!/bin/sh\nfor last; do :; done\nhead -c 99 > "$last"\necho "No space left on device" >&2\nexit 1\n'
+    )
+    broken.chmod(0o755)
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(broken))
+    with pytest.raises(AttachError, match="ffmpeg: No space left on device"):
+        media.save([Image.new("RGB", (64, 64))] * 16, tmp_path / "cat.mp4")
+    assert [p.name for p in tmp_path.iterdir()] == ["ffmpeg"]
+
+
 def test_an_interrupted_run_leaves_nothing(folders, tmp_path):
     def stop(step, steps):
-        raise KeyboardInterrupt
+        if step:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         generate(folders / "pixart", "a cat", out=tmp_path / "cat.png", progress=stop, **call("pixart"))
@@ -264,7 +375,7 @@ def test_what_this_machine_cannot_serve_is_refused_before_the_pipeline_runs(fold
 
 
 def test_a_compiled_denoiser_gives_the_same_picture(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "COMPILE", {"backend": "eager"})
+    monkeypatch.setattr(compiling, "COMPILE", {"backend": "eager"})
     plain = generate(folders / "pixart", "a cat", out=tmp_path / "plain.png", **call("pixart"))
     own = {"compile": True, "waive": "memory.math"}  # places of its own: no earlier attachment has equal ones
     done = generate(folders / "pixart", "a cat", out=tmp_path / "cat.png", **{**call("pixart"), **own})
@@ -278,12 +389,12 @@ def test_what_goes_wrong_while_compiling_is_told_by_its_cause():
     refused = NoKernelError("fa cannot serve")
     wrapped = torch._dynamo.exc.Unsupported("graph break")
     wrapped.__cause__ = refused
-    assert generation._told(wrapped, object, (), ("transformer",), generation._as_argument) is refused
+    assert generation.explained(wrapped, object, (), ("transformer",), generation._as_argument) is refused
     alone = torch._dynamo.exc.Unsupported("no C++ compiler")
-    told = str(generation._told(alone, object, (), ("transformer",), generation._as_argument))
+    told = str(generation.explained(alone, object, (), ("transformer",), generation._as_argument))
     assert "torch.compile of transformer failed: Unsupported: no C++ compiler" in told and "run it without" in told
     other = KeyError("x")
-    assert generation._told(other, object, (), (), generation._as_argument) is other
+    assert generation.explained(other, object, (), (), generation._as_argument) is other
 
 
 def test_captured_outputs_are_copies(monkeypatch):
@@ -300,7 +411,7 @@ def test_captured_outputs_are_copies(monkeypatch):
 
     monkeypatch.setattr(Part, "compile", lambda self, **options: replayed(self))
     pipeline = type("P", (), {"components": {"transformer": part}})()
-    assert generation._compiled(pipeline, graphs=True) == ("transformer",)
+    assert compiling.compiled(pipeline, graphs=True) == ("transformer",)
     first, second = part(torch.ones(2))[0], part(torch.full((2,), 5.0))[0]
     assert first.tolist() == [2, 2] and second.tolist() == [6, 6]
 
@@ -310,7 +421,7 @@ def test_captured_outputs_are_copies(monkeypatch):
 
 def test_a_generated_name_is_the_prompts_and_never_taken_twice(folders, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = {**call("pixart"), "steps": 1, "seed": 7}
+    arguments = {**call("pixart"), "steps": 1, "seed": 7, "max_sequence_length": 64}
     names = [generate(folders / "pixart", "A cat, on a (sunny) beach!", **arguments).out for _ in range(2)]
     assert [str(n) for n in names] == ["outputs/a-cat-on-a-sunny-beach-7.png", "outputs/a-cat-on-a-sunny-beach-7-2.png"]
     assert sorted(p.name for p in (tmp_path / "outputs").iterdir()) == sorted(n.name for n in names)

@@ -1,0 +1,76 @@
+"""Hybrid window attention for VDN-H3: exact attention in a window of frames, scaled by a gate of each head, and beside it
+the Video Delta linear branch over exactly what the window leaves out.
+
+The model projects; the backend does the rest.  A model hands over, around its attention of normed and rotated q and k:
+
+    with hal.sparse.given(hybrid=architecture, gate=gate, linear=branch):  # window.Architecture, [.., rows, H], delta.LinearBranch
+        out = hal.attention(q, k, v)  # the window, gated
+    hidden = to_out(out.flatten(-2)) if branch.read is None else to_out(out.flatten(-2)) + to_out_linear(branch.read.flatten(-2))
+
+Conditions: SGLang's backend of that name; OpenVDN vdn-minimax-h3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hal.backend import Backend, Kernel, Needs
+from hal.backends.fa import FA3, FA3_HUB, FA3_SGL, FA4
+from hal.facts import FLOATS, HALF
+from hal.rules import Between, Rule, Same
+
+RING = Rule("ring.packed", {"ring": Between(2)}, note="states are summed over all frames, and a ring has a part of them",
+            fix="split heads instead: Ulysses")  # fmt: skip
+FITTINGS = frozenset({"contiguous", "expand_kv"})  # rows and head_dim are those of what the model hands over
+NATIVE = {"dtype": frozenset({"bfloat16"}), "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")}
+WHERE = "hal.backends.hybrid_window_attn_h3"
+
+FLASH = tuple(  # the packages' functions for packed sequences: their kernels with other limits
+    replace(
+        fa,
+        name=f"hybrid.{fa.name}",
+        bind=f"{WHERE}.native:{fa.name.replace('.', '_')}",
+        layout="bhsd",
+        honours=frozenset({"scale", "varlen"}),
+        limits=NATIVE,
+        rules=(RING,),
+        fittings=FITTINGS,
+        title=f"the window by {fa.title}",
+    )
+    for fa in (FA3, FA3_HUB, FA3_SGL, FA4)
+)
+TRITON = Kernel(
+    "hybrid.triton",
+    f"{WHERE}.portable:triton",
+    layout="bhsd",
+    honours={"scale", "gqa", "varlen"},
+    limits={"dtype": HALF, "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")},
+    rules=(RING,),
+    fittings=FITTINGS,
+    needs=(
+        Needs("triton", "triton", "jit", install="pip install triton", names=("pytorch-triton", "pytorch-triton-rocm")),
+    ),
+    title="the window by hal's Triton kernel",
+)
+PORTABLE = Kernel(
+    "hybrid.portable",
+    f"{WHERE}.portable:bind",
+    layout="bhsd",
+    honours={"scale", "gqa", "varlen", "grad"},
+    limits={"dtype": FLOATS | {"float64"}, "v_head_dim": Same("head_dim")},
+    rules=(RING,),
+    fittings=FITTINGS,
+    title="the window in PyTorch",
+)
+
+BACKEND = Backend(
+    "hybrid_window_attn_h3",
+    kernels=(*FLASH, TRITON),
+    portable=PORTABLE,
+    quality="lossy",
+    traits=frozenset({"sparse", "linear"}),
+    aliases=("hybrid_window_h3",),
+    fallback="torch_sdpa",
+    config=f"{WHERE}.settings:Settings",
+    title="Hybrid window attention for VDN-H3",
+)

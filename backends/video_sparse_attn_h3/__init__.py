@@ -1,0 +1,49 @@
+"""Video Sparse Attention for MiniMax-H3 and FastH3: one packed sequence of text, pictures, sound and video.  A cube of
+4 x 4 x 4 video tokens attends to the cubes whose means fit its own best and, unless they compete, to all other rows;
+where the model has a gate, to the means of all tiles too.  Rows of no video attend to everything.
+
+Conditions: hao-ai-lab/FastVideo, fastvideo/attention/backends/video_sparse_attn_h3.py; SGLang's backend of that name.
+"""
+
+from __future__ import annotations
+
+from hal.backend import Backend, Kernel, Needs
+from hal.facts import FLOATS, HALF
+from hal.rules import Between, Rule, Same
+
+RING = Rule("ring.packed", {"ring": Between(2)}, note="tiles are chosen among all rows of the packed sequence, and a ring has a part of them",
+            fix="split heads instead: Ulysses")  # fmt: skip
+
+TRITON = Kernel(
+    "vsa_h3.triton",
+    "hal.backends.video_sparse_attn_h3.portable:triton",
+    layout="bhsd",
+    honours={"scale", "gqa", "varlen"},
+    limits={"dtype": HALF, "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")},
+    rules=(RING,),
+    needs=(
+        Needs("triton", "triton", "jit", install="pip install triton", names=("pytorch-triton", "pytorch-triton-rocm")),
+    ),
+    title="VSA-H3 by hal's Triton kernel",
+)
+PORTABLE = Kernel(
+    "vsa_h3.portable",
+    "hal.backends.video_sparse_attn_h3.portable:bind",
+    layout="bhsd",
+    honours={"scale", "gqa", "varlen", "grad"},
+    limits={"dtype": FLOATS | {"float64"}},
+    rules=(RING,),
+    title="VSA-H3 in PyTorch",
+)
+
+BACKEND = Backend(
+    "video_sparse_attn_h3",
+    kernels=(TRITON,),
+    portable=PORTABLE,
+    quality="lossy",
+    traits=frozenset({"sparse"}),
+    aliases=("vsa_h3",),
+    fallback="torch_sdpa",
+    config="hal.backends.video_sparse_attn_h3.settings:Settings",
+    title="Video Sparse Attention for MiniMax-H3",
+)

@@ -1,0 +1,159 @@
+"""VSA-H3 in PyTorch: where the rows lie, the selector, and its run on any device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hal.backends.video_sparse_attn.portable import count, scores_of
+from hal.context import Position, where
+from hal.errors import CallError
+from hal.facts import Call
+from hal.fittings import Run, Varlen
+from hal.sparse import PackedRows, pool, top_k
+from hal.sparse import selected as glue
+from hal.sparse.given import take
+from hal.sparse.packed import PackedOrder
+
+from .settings import Settings
+
+NAME = "video_sparse_attn_h3"
+TILE = (4, 4, 4)
+
+
+def triton(call: Call, settings: Settings) -> Run:
+    return bind(call, settings, "triton")
+
+
+def bind(call: Call, settings: Settings, kernel: str | None = None) -> Run:
+    """``kernel``: one of the executor's, where it must be that one.
+
+    Its run takes [B, H, rows, D], every item of the batch laid out alike, or packed [rows, H, D].
+    """
+    scale = call.softmax_scale
+
+    def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, varlen: Varlen | None) -> Tensor:
+        if varlen is not None:
+            q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        at = where()
+        rows = rows_here(q.shape[2], at, varlen)
+        if settings.vsa_mode == "compete" and rows.videos > 1:
+            raise CallError(
+                f"{NAME}: vsa_mode=compete is for one video, and the packed rows {rows} have {rows.videos}; "
+                "choose vsa_mode=exempt"
+            )
+        gate = gate_here(q, v, varlen is not None)
+        sparsity = sparsity_here(settings, at)
+        q, k, v = (x[:, :, : rows.used] for x in (q, k, v))
+        out = attend(q, k, v, gate, rows, at, sparsity, settings, scale, kernel)
+        out = F.pad(out, (0, 0, 0, rows.pad)) if rows.pad else out
+        return out if varlen is None else out[0].transpose(0, 1)
+
+    return run
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rows: PackedRows, at: Position, sparsity: float,
+    settings: Settings, scale: float, kernel: str | None,
+) -> Tensor:  # fmt: skip
+    """[B, H, used, Dv]: the kept tiles of each tile, and the gated means of all."""
+    order = rows.order(TILE, q.device)
+    if sparsity == 0:  # a dense step or layer has the branch of means all the same
+        glue.watch(NAME, at, None, order)
+        out = glue.every_key(q, k, v, None, scale, False)[0]
+        if gate is None:
+            return out
+    blocks = order.to_blocks(q), order.to_blocks(k), order.to_blocks(v)
+    scores = scores_of(*blocks[:2], order, scale)
+    if sparsity:
+        mask = order.mask(kept(scores.detach(), order, sparsity, settings))
+        glue.watch(NAME, at, mask, order)
+        out = order.from_blocks(glue.executed(*blocks, mask, None, scale, False, kernel)[0])
+    if gate is None:
+        return out
+    means = pool(blocks[2], order.block, order.valid).repeat_interleave(q.shape[1] // v.shape[1], 1)
+    coarse = (scores.softmax(-1) @ means).index_select(2, order.slot // order.block)
+    return (out + coarse * gate[:, :, : rows.used]).to(out.dtype)
+
+
+def kept(scores: Tensor, order: PackedOrder, sparsity: float, settings: Settings) -> Tensor:
+    """bool, as the scores [B, H, blocks, blocks]: the tiles that each tile attends to; those of no video, to all."""
+    if settings.vsa_mode == "compete":
+        (one,) = order.regions  # more are refused
+        n = one[1] - one[0]
+        keep = top_k(scores, count(n, sparsity) + order.blocks - n)
+    else:
+        keep = scores.new_ones(scores.shape, dtype=torch.bool)
+        rate = settings.vsa_ref_keep_rate
+        for i, (a, b) in enumerate(order.regions):
+            share = sparsity if rate is None or i == order.target else 1 - rate
+            keep[..., a:b] = top_k(scores[..., a:b], count(b - a, share))
+    return keep | order.dense[:, None]
+
+
+# ---- where the call stands
+
+
+def rows_here(tokens: int, at: Position, varlen: Varlen | None, backend: str = NAME) -> PackedRows:
+    """How the call's rows lie: as given, else as the running grid says.  Raises CallError where they are others."""
+    rows: PackedRows | None = take("rows")
+    g = at.grid
+    if rows is None and g is not None:
+        text = (g.text,) if g.text and tokens != g.tokens else ()
+        before, after = (text, ()) if g.text_first else ((), text)
+        rows = PackedRows(before, (g.frames, g.height, g.width), after)
+    if rows is None:
+        raise CallError(
+            f"{backend} needs to know how its {tokens} packed rows lie, and nothing says so; write with "
+            "hal.sparse.given(rows=hal.sparse.PackedRows(prefix=(TEXT, PICTURES, SOUND), video=(frames, rows, columns), "
+            "pad=PAD)) around the call, or hal.attach a MiniMaxH3Transformer3DModel"
+        )
+    if tokens != rows.tokens:
+        raise CallError(
+            f"{backend} was given {tokens} rows, and the packed rows are {rows}: {rows.tokens} in all; "
+            "give the rows of this call"
+        )
+    if varlen is not None:
+        check(rows, varlen, backend)
+    return rows
+
+
+def check(rows: PackedRows, varlen: Varlen, backend: str = NAME) -> None:
+    """Raises CallError where cu_seqlens does not tell one sequence, and perhaps the pad rows after it.
+
+    Its values are read on a CPU only: elsewhere that waits for the device, and how many sequences there are and the longest
+    of them tell as much in every likely case.
+    """
+    ends = [0, rows.used, rows.tokens] if rows.pad else [0, rows.used]
+    if varlen.cu_q.is_cpu:
+        told, right = f"{varlen.cu_q.tolist()[:16]}", varlen.cu_q.tolist() in (ends, [0, rows.tokens])
+    else:
+        n, most = varlen.cu_q.numel() - 1, varlen.max_q
+        told = f"{n} sequences of up to {most} rows"
+        right = (n, most) in ((len(ends) - 1, max(rows.used, rows.pad)), (1, rows.tokens))
+    if not right:
+        raise CallError(
+            f"{backend} takes one packed sequence, and the packed rows are {rows}; cu_seqlens tells {told}; allowed: {ends}"
+        )
+
+
+def gate_here(q: Tensor, v: Tensor, packed: bool) -> Tensor | None:
+    """The given gate as [B, H, rows, Dv]; None: none is given.  Raises CallError for another shape."""
+    gate: Tensor | None = take("gate")
+    if gate is None:
+        return None
+    (b, h, s), d = q.shape[:3], v.shape[-1]
+    wanted = (s, h, d) if packed else (b, s, h, d)
+    if gate.shape != wanted:
+        axes = "[rows, H, Dv]" if packed else "[B, rows, H, Dv]"
+        raise CallError(f"the gate has shape {tuple(gate.shape)}; it must be {axes}, here {wanted}")
+    return (gate[None] if packed else gate).transpose(1, 2)
+
+
+def sparsity_here(settings: Settings, at: Position) -> float:
+    """The sparsity of a call that stands there.  Raises CallError where a setting needs a step or layer that is unknown."""
+    if settings.vsa_dense_layers and glue.layer_here(NAME, at, "vsa_dense_layers") in settings.vsa_dense_layers:
+        return 0.0
+    first = settings.vsa_dense_first_n_steps
+    return 0.0 if first and glue.step_here(NAME, at, "vsa_dense_first_n_steps") < first else settings.sparsity
