@@ -26,7 +26,7 @@ MODES = (
 KINDS = ("required", "call", "force", "request", "override", "global", "default")  # the stronger first
 ROLES = ("self", "cross")
 # Where the denoising is done a global choice is strict; encoders, VAEs and connectors take it where it fits.
-DENOISER = re.compile(r"(transformer|unet)(_\d+|_ref)?")
+DENOISER = re.compile(r"((transformer|unet)(_\d+|_ref)?)?")
 
 
 @dataclass(frozen=True)
