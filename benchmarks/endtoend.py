@@ -108,7 +108,9 @@ def cells(dtype: torch.dtype, s: int, d: int, rounds: int, timed: Timed) -> list
         every = list(cases(s, Path(folder)))
         for grid in dict.fromkeys(c.grid for c in every):
             qkv = [torch.randn(1, 1, math.prod(grid), d, dtype=dtype) for _ in range(3)]
-            turns: dict[str, Callable[[], Any]] = {"dense": partial(F.scaled_dot_product_attention, qkv[0], qkv[1], qkv[2])}
+            turns: dict[str, Callable[[], Any]] = {
+                "dense": partial(F.scaled_dot_product_attention, qkv[0], qkv[1], qkv[2])
+            }
             density = {}
             mine = {f"{c.backend}: {c.what}": c for c in every if c.grid == grid}
             for name, case in mine.items():

@@ -64,7 +64,7 @@ class Chunks(NamedTuple):
 @lru_cache(maxsize=64)  # an order is cached itself, so it may be a key
 def chunks(order: Order) -> Chunks:
     with torch.inference_mode(False):  # cached, so it may meet autograd later
-        n, everything = order.tokens, torch.arange(order.tokens, device=order.slot.device)
+        n, everything = order.tokens, torch.arange(order.tokens).to(order.slot.device)
         video = slice(order.prefix, n - order.suffix)
         home = order.slot[video] // order.block - order.video.start
         spans = [(i * order.block, i * order.block + size) for i, size in enumerate(order.valid.cpu().tolist())]
@@ -78,15 +78,14 @@ def rows(q: Tensor, k: Tensor, c: Chunks, settings: Settings, topk: int) -> list
 
     Text attends to everything, and everything to text.
     """
-    means = pool(k, c.order.block, c.order.valid)[:, c.order.video]
-    group, q = q.shape[0] // k.shape[0], q[:, c.video]
+    means = pool(k, c.order.block, c.order.valid)[:, c.order.video].transpose(1, 2)
+    means, q = means.repeat_interleave(q.shape[0] // k.shape[0], 0), q[:, c.video]
     among = settings.moba_threshold_type
     threshold = settings.moba_threshold if settings.moba_select_mode == "threshold" else None
     step = 1 if among in ("query_head", "head_global") else q.shape[0]  # the heads that compete
     out = []
     for h in range(0, q.shape[0], step):
-        mine = torch.arange(h, h + step, device=q.device) // group
-        gate = q[h : h + step].float() @ means.index_select(0, mine).transpose(1, 2)
+        gate = q[h : h + step].float() @ means[h : h + step]
         keep = chosen(gate, c.home, among, topk, threshold)
         out += [_listed(keep[i], c) for i in range(step)]
     return out

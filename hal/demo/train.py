@@ -54,14 +54,14 @@ DEFAULT = (
     Load(1, (4, 16, 16), 0.57, pair=0.5),
     Load(1, (8, 8, 8), 0.05, islands=2),
 )
-LARGE = (Load(1, (4, 16, 16), 0.6, 0.5), Load(1, (8, 8, 8), 0.37, islands=3), Load(1, (8, 32, 32), 0.03, 0.5))
+LARGE = (Load(1, (4, 16, 16), 0.4, 0.5), Load(1, (8, 8, 8), 0.55, islands=3), Load(1, (8, 32, 32), 0.05, 0.5))
 PLAN = (
     Phase("one digit", 1500, (ONE,), (1.0, 0.9)),
     Phase("places", 7100, PLACES, (0.9, 0.7)),
     Phase("moving", 5000, MOVING, (0.7, 0.5)),
     Phase("mixed", 1600, MIXED, (0.5, 0.44)),
-    Phase("default size", 4800, DEFAULT, (0.44, 0.06)),
-    Phase("large", 300, LARGE, (0.06, 0.02)),
+    Phase("default size", 3500, DEFAULT, (0.44, 0.05)),
+    Phase("large", 100, LARGE, (0.05, 0.02)),
 )
 
 

@@ -102,7 +102,7 @@ def of(model: Any, parts: Mapping[str, Any], catalog: Catalog) -> list[Found]:
     """The cards of a loaded pipeline or model; ``parts`` are its components by name."""
     out = []
     for name, part in parts.items() if catalog.models else ():
-        classes = {type(model).__name__, type(part).__name__}
+        classes = {type(getattr(x, "_orig_mod", x)).__name__ for x in (model, part)}  # as torch.compile wraps it
         config = dict(getattr(part, "config", None) or {}) if not hasattr(part, "_supports_sdpa") else {}
         out += found(catalog.models.values(), name, classes, config, (n for n, _ in part.named_parameters()))
     return out

@@ -463,6 +463,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_hals_triton_kernel_takes_blocks_of_384(python, tmp_path):
     pytest.importorskip("triton")
     ran = python(f"import sys\nsys.argv.append({str(tmp_path)!r})\n" + INTERPRETED, TRITON_INTERPRET="1")

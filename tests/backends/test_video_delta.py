@@ -64,7 +64,11 @@ def frame_maps(x, a, frames, size, first, rule=None):
             spatial, temporal = (w.double() for w in x.convs[n])
             planes = t.unflatten(1, (len(frames), *size)).flatten(-2).permute(0, 1, 4, 2, 3)
             planes = torch.stack(
-                [torch.nn.functional.conv2d(planes[:, i], spatial, padding=2, groups=h * d) for i in range(len(frames))], 1
+                [
+                    torch.nn.functional.conv2d(planes[:, i], spatial, padding=2, groups=h * d)
+                    for i in range(len(frames))
+                ],
+                1,
             )
             lines = planes.permute(0, 3, 4, 2, 1).flatten(0, 2)  # [B * rows * columns, C, F]
             lines = torch.nn.functional.conv1d(lines, temporal, padding=2, groups=h * d)
@@ -158,7 +162,10 @@ def test_the_window_and_the_linear_branch_part_all_frames(a, frames):
             reads = {u for i, u in enumerate(inner) if not lo <= i <= hi}
         assert set(kept) | reads == set(range(frames))
         both = set(kept) & reads
-        if a.anchor_frames in ("rows", "columns"):  # the branch knows nothing of one kind of anchors alone, as upstream's
+        if a.anchor_frames in (
+            "rows",
+            "columns",
+        ):  # the branch knows nothing of one kind of anchors alone, as upstream's
             assert both <= ends or t in ends
         else:
             assert not both
@@ -177,7 +184,11 @@ def test_the_plan_has_every_used_row_once_and_all_keys_of_each(a, rows, most):
     p = window.plan(a, rows, most)
     (frames, height, width), seen = rows.video, [0] * rows.tokens
     per = height * width
-    of = [-1] * rows.first + [t for t in range(frames) for _ in range(per)] + [-1] * (rows.used - rows.first - frames * per)
+    of = (
+        [-1] * rows.first
+        + [t for t in range(frames) for _ in range(per)]
+        + [-1] * (rows.used - rows.first - frames * per)
+    )
     for ranges, keys in [(p.dense, ((0, rows.used),)), *(([g.queries], g.keys) for g in p.groups)]:
         listed = [i for r in keys for i in range(*r)]
         assert listed == sorted(set(listed))
@@ -287,7 +298,10 @@ def test_sums_are_float32_where_the_projections_are_bfloat16():
 
 
 def test_gradients_are_the_definitions():
-    rows, a = PackedRows((3, 2), (9, 2, 2), (2,), pad=3), Architecture(chunk=2, short_conv=("q", "k", "v"), linear_head_dim=4)
+    rows, a = (
+        PackedRows((3, 2), (9, 2, 2), (2,), pad=3),
+        Architecture(chunk=2, short_conv=("q", "k", "v"), linear_head_dim=4),
+    )
     x = random_branch(rows, a, b=2)
     inputs = [x.q, x.k, x.v, x.beta, x.alpha, x.gate, x.norm, *(w for pair in x.convs.values() for w in pair)]
     for t in inputs:
@@ -310,7 +324,9 @@ RELEASED = {
 
 
 def test_the_architecture_of_a_checkpoint():
-    assert Architecture.of({"num_layers": 50, "hybrid_attention": RELEASED}) == Architecture() == Architecture.of(RELEASED)
+    assert (
+        Architecture.of({"num_layers": 50, "hybrid_attention": RELEASED}) == Architecture() == Architecture.of(RELEASED)
+    )
     flat = {"chunk": 3, "radius": 2, "linear_head_dim": 64, "short_conv": ["q"]}
     assert Architecture.of({"hybrid_attention": flat}) == Architecture(
         3, 2, "none", enable_text_state=False, short_conv=("q",), linear_head_dim=64

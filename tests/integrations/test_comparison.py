@@ -120,3 +120,14 @@ def test_the_command_draws_tells_and_does_not_overwrite(folder, zeros, tmp_path)
     assert [v["name"] for v in told["variants"]] == ["torch_sdpa", "zeros"] and told["variants"][0]["psnr"] is None
     again = CliRunner().invoke(main, [*line, *sizes])
     assert again.exit_code == 2 and "--force" in again.output
+
+
+def test_settings_stand_with_a_backend_and_the_kept_share_is_that_of_the_masks_that_ran(folder, tmp_path):
+    """Tokens: 3 frames of 1 row and 1 column, so a chunk of one frame of three is a third; the first step is dense."""
+    sizes = {"temporal_chunk_size": 1, "temporal_topk": 1, "spatial_chunk_size": [1, 1], "spatial_topk": 1}
+    layers = {"st_chunk_size": [1, 1, 1], "st_topk": 1, "spatial_layer": 0, "st_layer": 0}
+    given = {"moba_config": {**sizes, **layers, "moba_select_mode": "topk", "first_full_step": 1}}
+    asked = variants(["torch_sdpa"], [f"vmoba_attn:{json.dumps(given)}"])
+    first, other = compare(folder, "a cat", asked, out=tmp_path / "compare.png", **SIZES)
+    assert other.backend == "vmoba_attn / vmoba.portable" and other.quality == "lossy"
+    assert (first.kept, other.kept) == (1.0, pytest.approx((1 + 1 / 3) / 2))
