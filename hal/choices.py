@@ -87,7 +87,13 @@ def policy_of(
         _named(lambda n: catalog.check_names(frozenset({n}), frozenset()), name, said("waive", name))
     for name in sorted(names(fit)):
         _named(lambda n: catalog.check_names(frozenset(), frozenset({n})), name, said("fit", name))
-    return Policy(tuple(requests), names(waive), names(fit), settings, native_only=native_only in (True, "true"))
+    return Policy(
+        tuple(requests),
+        names(waive),
+        names(fit),
+        settings,
+        native_only=None if native_only is None else native_only in (True, "true"),
+    )
 
 
 def _check(words: Mapping[str, Any], said: Any) -> None:

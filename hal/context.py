@@ -55,6 +55,7 @@ class Position(NamedTuple):
     timestep: float | None = None
     layer: int | None = None
     grid: Grid | None = None
+    loop: int | None = None  # of the denoising loop; no two have the same
 
 
 NOTHING = Context()

@@ -169,7 +169,7 @@ class Policy:
     fit: frozenset[str] = frozenset()
     settings: tuple[Any, ...] = ()  # hal.config.Setting
     limits: tuple[Only, ...] = ()
-    native_only: bool = False  # a backend that is asked for does not run in its portable form
+    native_only: bool | None = None  # a backend that is asked for does not run in its portable form; None: not said
     by_layer: bool = False  # each layer decides for itself, as a plan has it, though none was asked for alone
     site: Site = ANYWHERE
 
@@ -197,7 +197,7 @@ class Policy:
         both = dict.fromkeys((*self.requests, *other.requests))
         settings, limits = (*self.settings, *other.settings), (*self.limits, *other.limits)
         waive, fit, by_layer = self.waive | other.waive, self.fit | other.fit, self.by_layer or other.by_layer
-        native = self.native_only or other.native_only
+        native = other.native_only if self.native_only is None else self.native_only
         return Policy(tuple(both), waive, fit, settings, limits, native, by_layer, self.site)
 
     def of(self, owner: int) -> Policy:

@@ -352,11 +352,18 @@ def _simulated(decision: Decision) -> Run:
     return tried
 
 
+def _of_grid(decision: Decision) -> bool:
+    """Whether another grid may have another decision: its backend needs the grid, or one that does was refused."""
+    c = decision.catalog
+    names = {decision.backend} | {b for b in c.backends for k, _ in decision.call.refused if k in c.kernels_of(b)}
+    return any(c.backends[b].needs_grid for b in names if b and b in c.backends)
+
+
 def remember(key: Any, decision: Decision, run: Run) -> Entry:
     if len(_entries) >= LIMIT:
         for old in list(_entries)[: LIMIT // 2]:  # the oldest; what is still hot is decided again
             _entries.pop(old, None)
-    if decision.chosen and decision.chosen.backend.needs_grid and not isinstance(key, _OfGrid):
+    if _of_grid(decision) and not isinstance(key, _OfGrid):
         _entries[key] = _BY_GRID
         key = _OfGrid(key, where().grid)
     entry = _entries[key] = Entry(decision, run)

@@ -13,6 +13,7 @@ Conditions: SGLang's backend of that name; OpenVDN vdn-minimax-h3.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from hal.backend import Backend, Kernel, Needs
 from hal.backends.fa import FA3, FA3_HUB, FA3_SGL, FA4
@@ -22,7 +23,12 @@ from hal.rules import Between, Rule, Same
 RING = Rule("ring.packed", {"ring": Between(2)}, note="states are summed over all frames, and a ring has a part of them",
             fix="split heads instead: Ulysses")  # fmt: skip
 FITTINGS = frozenset({"contiguous", "expand_kv"})  # rows and head_dim are those of what the model hands over
-NATIVE = {"dtype": frozenset({"bfloat16"}), "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")}
+NATIVE = {
+    "dtype": frozenset({"bfloat16"}),
+    "head_dim": frozenset({64, 128}),
+    "v_head_dim": Same("head_dim"),
+    "empty": False,
+}
 WHERE = "hal.backends.hybrid_window_attn_h3"
 
 FLASH = tuple(  # the packages' functions for packed sequences: their kernels with other limits
@@ -71,6 +77,7 @@ BACKEND = Backend(
     traits=frozenset({"sparse", "linear"}),
     aliases=("hybrid_window_h3",),
     fallback="torch_sdpa",
+    known_bad=str(Path(__file__).parent / "known_bad.toml"),
     config=f"{WHERE}.settings:Settings",
     title="Hybrid window attention for VDN-H3",
 )

@@ -19,7 +19,12 @@ RULES = (
          note="the strategy names heads of the whole model, and hal is not told which of them this rank has",
          fix="run it without sequence parallelism"),
 )  # fmt: skip
-NATIVE = {"dtype": frozenset({"bfloat16"}), "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")}
+NATIVE = {
+    "dtype": frozenset({"bfloat16"}),
+    "head_dim": frozenset({64, 128}),
+    "v_head_dim": Same("head_dim"),
+    "empty": False,
+}
 PROOF = ("window_size", "text_length", "has_text")
 
 STA = Kernel(

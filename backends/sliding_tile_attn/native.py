@@ -16,7 +16,7 @@ from hal.fittings import Run
 from hal.sparse import Order
 from hal.sparse import selected as glue
 
-from .portable import NAME, TILE, clipped, masks, opened, skipped, windows_at
+from .portable import NAME, TILE, clipped, masks, save, skipped, windows_at
 from .searching import record
 from .settings import Settings
 from .strategy import Window
@@ -36,8 +36,8 @@ def fastvideo(call: Call, settings: Settings) -> Run:
 
 
 def _bound(function: Callable[..., Tensor], names: tuple[str, ...], settings: Settings) -> Run:
-    searches = settings.sta_mode == "STA_searching"
-    strategy = None if searches else opened(settings)
+    if not settings.searches:
+        settings.opened()  # what is wrong is said before anything runs
 
     def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, varlen: Any) -> Tensor:
         at = where()
@@ -51,15 +51,16 @@ def _bound(function: Callable[..., Tensor], names: tuple[str, ...], settings: Se
             return _restored(_called(function, names, ordered, windows, order), order, video)
 
         full = (order.tiles,) * q.shape[1]
-        if strategy is None or skipped(settings, at):
+        if settings.searches or skipped(settings, at):
             glue.watch(NAME, at, None, order)
             out = attend(full)
         else:
-            windows = windows_at(strategy, settings, at, q.shape[1])
+            windows = windows_at(settings.opened(), settings, at, q.shape[1])
             glue.watch(NAME, at, lambda: masks(order, windows), order)
             out = attend(tuple(clipped(w, order.tiles) for w in windows))
-        if searches:
+        if settings.searches:
             record(settings, at, order, out, lambda window: attend((window,) * q.shape[1]))
+        save(settings)
         return out
 
     return run

@@ -5,7 +5,6 @@ By hal's Triton kernel it is the same with another executor.
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,26 +18,34 @@ from hal.log import logger
 from hal.sparse import BlockMask, Order
 from hal.sparse import selected as glue
 
+from . import strategy as files
 from . import tables
-from .searching import NAME, record
+from .searching import NAME, drawn, record
 from .settings import Settings
-from .strategy import Strategy, Window, read, write
+from .strategy import Strategy, Window
 
 TILE = (6, 8, 8)
 
 
 def bind(call: Call, settings: Settings, kernel: str | None = None) -> Run:
-    if settings.sta_mode == "STA_searching":
+    if settings.searches:
         return _searching(call, settings, kernel)
-    strategy = opened(settings)
+    settings.opened()  # what is wrong is said before anything runs
 
     def dense(at: Position) -> bool:
         return skipped(settings, at)
 
     def select(q: Tensor, k: Tensor, v: Tensor, order: Order, at: Position) -> glue.Selected:
-        return glue.Selected(masks(order, windows_at(strategy, settings, at, q.shape[1])))
+        return glue.Selected(masks(order, windows_at(settings.opened(), settings, at, q.shape[1])))
 
-    return glue.run(NAME, TILE, select, scale=call.softmax_scale, lse=bool(call.lse), dense=dense, kernel=kernel)
+    attend = glue.run(NAME, TILE, select, scale=call.softmax_scale, lse=bool(call.lse), dense=dense, kernel=kernel)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, varlen: Any) -> Any:
+        out = attend(q, k, v, mask, varlen)
+        save(settings)
+        return out
+
+    return run if settings.tunes else attend
 
 
 def triton(call: Call, settings: Settings) -> Run:
@@ -66,23 +73,36 @@ def _searching(call: Call, settings: Settings, kernel: str | None) -> Run:
     return run
 
 
-def opened(settings: Settings) -> Strategy:
-    """The strategy of the settings; the tuning modes make it from the search tables, and write it.  Raises PolicyError."""
-    path = settings.mask_strategy_file_path
-    if not settings.tunes:
-        return read(path)
-    found = [tables.read(p) for p in sorted(settings.search_folder.glob(f"*{tables.SUFFIX}"))]
-    made = tables.tuned(found, settings.skip_time_steps, settings.sta_mode == "STA_tuning_cfg")
-    if not Path(path).is_file() or made != _old(path):
-        write(path, made)
-        share = tables.kept(made, found[0].head.tiles)
-        logger.info("%s: %s, from %d search tables, has a sparsity of %.3f", NAME, path, len(found), 1 - share)
-    return made
+def save(settings: Settings) -> None:
+    """In the tuning modes, when a call has run: make the strategy file the tuned strategy, where it is another.
+    Raises PolicyError.
+    """
+    if not settings.tunes or drawn():
+        return
+    path, made = settings.mask_strategy_file_path, settings.tuned()
+    if _saved.get(path) == (_stamp(path), made):
+        return
+    if _old(path) != made.strategy:
+        files.write(path, made.strategy)
+        text = "%s: %s, from %d search tables, has a sparsity of %.3f"
+        logger.info(text, NAME, path, made.tables, 1 - made.kept)
+    _saved[path] = _stamp(path), made
+
+
+# By strategy file: its stamp when it was a tuned strategy last, and that one.  So calls compare no strategies.
+_saved: dict[str, tuple[files.Stamp | None, tables.Tuned]] = {}
+
+
+def _stamp(path: str) -> files.Stamp | None:
+    try:
+        return files.stamp(path)
+    except OSError:
+        return None
 
 
 def _old(path: str) -> Strategy | None:
     try:
-        return read(path)
+        return files.read(path)
     except PolicyError:
         return None
 

@@ -30,15 +30,32 @@ class Generation:
         self.step, self.calls = 0, Counter[tuple[int, int]]()
 
     def has(self, head: tables.Head, step: int, layer: int) -> bool:
-        """Whether such a call is of this loop: none goes back, and none passes a layer more than twice in a step."""
+        """Whether such a call is of this loop, where its steps alone tell: none goes back, and none passes a layer more
+        than twice in a step.
+        """
         return head == self.head and step >= self.step and self.calls[step, layer] < 2
 
 
 class _Running(threading.local):
-    """The loops of this thread, by the folder of their tables."""
+    """The latest loops of this thread, by the folder of their tables and the number of the loop."""
 
     def __init__(self) -> None:
-        self.loops: dict[Path, Generation] = {}
+        self.loops: dict[tuple[Path, int | None], Generation] = {}
+
+    def of(self, folder: Path, at: Position, head: tables.Head, step: int, layer: int) -> Generation:
+        key = folder, at.loop
+        now = self.loops.get(key)
+        if now is not None and (now.head == head if at.loop is not None else now.has(head, step, layer)):
+            if now.calls[step, layer] > 1:
+                raise CallError(
+                    f"{NAME}: layer {layer} attends a third time in step {step}, and a search table has two passes; search "
+                    "without what adds passes to guidance"
+                )
+            return now
+        for old in [*self.loops][:-7]:
+            del self.loops[old]
+        self.loops[key] = now = Generation(folder, head)
+        return now
 
 
 _running = _Running()
@@ -55,23 +72,28 @@ def record(
     """Add a call to the table of its generation.  ``full`` [B, H, tokens, Dv] is the output of full attention,
     ``windowed`` that of one window for all heads; ``valid`` [B, 1, 1, tokens]: the tokens that count.
 
-    Raises CallError where the step or layer is unknown, or the grid has no window but the full one.
+    A call that is run for a picture, which ends there, is not added.  Raises CallError where the step or layer is unknown,
+    or the grid has no window but the full one, and PolicyError where the table cannot be written.
     """
     step, layer = (f(NAME, at, "sta_mode=STA_searching") for f in (glue.step_here, glue.layer_here))
     several = windows(settings, order)
     grid, tiles = order.grid, order.tiles
     head = tables.Head(grid, tiles, at.steps, full.shape[1], several)
+    if drawn():
+        return
     rows = None if valid is None else valid[:, 0, 0, :, None]
     with torch.no_grad():
         found = torch.stack([_distances(windowed(w), full, rows) for w in several]).cpu()  # waited for once
     l2, l1 = found.unbind(-1)
-    folder = settings.search_folder.absolute()
-    now = _running.loops.get(folder)
-    if now is None or not now.has(head, step, layer):
-        now = _running.loops[folder] = Generation(folder, head)
+    now = _running.of(settings.search_folder.absolute(), at, head, step, layer)
     tables.add(now.path, (step, layer, now.calls[step, layer]), l2.tolist(), l1.tolist())
     now.step = step
     now.calls[step, layer] += 1
+
+
+def drawn() -> bool:
+    """Whether calls are run for a picture alone, which leaves no files behind."""
+    return any(stop for _, _, stop in glue._watchers.get())
 
 
 def windows(settings: Settings, order: Order) -> tuple[Window, ...]:

@@ -41,9 +41,23 @@ class Settings(Config):
         return self.sta_mode.startswith("STA_tuning")
 
     @property
+    def searches(self) -> bool:
+        return self.sta_mode == "STA_searching"
+
+    @property
     def heads(self) -> int | None:
         """The query heads that they are for; None: any."""
-        return strategy.read(self.mask_strategy_file_path).heads if self.sta_mode == "STA_inference" else None
+        return None if self.searches else self.opened().heads
+
+    def opened(self) -> strategy.Strategy:
+        """The strategy to attend by, of the files as they are now: the strategy file, or in the tuning modes the search
+        tables.  A file that stays as it is is read once.  Raises PolicyError.
+        """
+        return self.tuned().strategy if self.tunes else strategy.read(self.mask_strategy_file_path)
+
+    def tuned(self) -> tables.Tuned:
+        """What the search tables give.  Raises PolicyError."""
+        return tables.tuned_by(self.search_folder, self.skip_time_steps, self.sta_mode == "STA_tuning_cfg")
 
     @model_validator(mode="after")
     def _files(self) -> Self:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
+from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -32,19 +34,28 @@ class Strategy(NamedTuple):
         return len(self.windows[0][0])
 
 
+Stamp = tuple[int, int, int]
+
+
+def stamp(path: str | Path) -> Stamp:
+    """What changes as a file does: its times, size and number.  Raises OSError."""
+    stat = os.stat(path)
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
 def read(path: str) -> Strategy:
     """The strategy in a file; read once for as long as the file stays as it is.  Raises PolicyError."""
     try:
-        stat = Path(path).stat()
+        now = stamp(path)
     except OSError as e:
         raise PolicyError(
             f"mask_strategy_file_path={path} cannot be read ({e.strerror}); name a strategy file, JSON in which {ENTRY}"
         ) from None
-    return _read(path, stat.st_mtime_ns, stat.st_size)
+    return _read(path, now)
 
 
 @lru_cache(maxsize=16)
-def _read(path: str, changed: int, size: int) -> Strategy:
+def _read(path: str, now: Stamp) -> Strategy:
     def twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
         if len(found := dict(pairs)) < len(pairs):
             raise ValueError("a key stands in it twice")
@@ -90,18 +101,32 @@ def parsed(data: object) -> Strategy:
 
 def check_place(path: str) -> None:
     """Raises PolicyError where a strategy file cannot be written."""
-    if Path(path).is_dir() or not Path(path).parent.is_dir():
+    folder = Path(path).parent
+    if Path(path).is_dir() or not folder.is_dir():
         raise PolicyError(f"mask_strategy_file_path={path}: name a file in a folder that exists")
+    if not os.access(folder, os.W_OK):
+        raise PolicyError(
+            f"mask_strategy_file_path={path}: no permission to write in {str(folder)!r}; name a file elsewhere"
+        )
 
 
 def write(path: str, strategy: Strategy) -> None:
-    """Save a strategy in the form that ``read`` and FastVideo take; a file that is there is replaced, at once."""
+    """Save a strategy in the form that ``read`` and FastVideo take; a file that is there is replaced, at once.
+
+    Raises PolicyError for a file that cannot be written; one that was there is then as it was.
+    """
     data = {
         f"{step}_{layer}_{head}": list(window)
         for step, layers in enumerate(strategy.windows)
         for layer, heads in enumerate(layers)
         for head, window in enumerate(heads)
     }
-    part = Path(f"{path}.{os.getpid()}.part")
-    part.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
-    os.replace(part, path)
+    part = Path(f"{path}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        part.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+        os.replace(part, path)
+    except OSError as e:
+        raise PolicyError(f"cannot write the strategy file {path}: {e}") from e
+    finally:
+        with suppress(OSError):
+            part.unlink()

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from itertools import product
+from functools import lru_cache
+from itertools import count, product
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hal.errors import PolicyError
 
-from .strategy import Strategy, Window
+from .strategy import Stamp, Strategy, Window, stamp
 
 Losses = list[list[float]]  # [candidates][heads]
 SUFFIX = ".jsonl"
@@ -79,23 +80,31 @@ class Table(NamedTuple):
 
 
 def begin(folder: Path, head: Head) -> Path:
-    """A new table in the folder, which is made; its name is the next free number."""
-    folder.mkdir(exist_ok=True)
-    n = 1
-    while True:
-        path = folder / f"{n:04d}{SUFFIX}"
-        try:
-            with path.open("x", encoding="utf-8") as f:
-                f.write(json.dumps(head._asdict()) + "\n")
-            return path
-        except FileExistsError:
-            n += 1
+    """A new table in the folder, which is made; its name is the next free number.  Raises PolicyError."""
+    path = folder
+    try:
+        folder.mkdir(exist_ok=True)
+        for n in count(1):
+            path = folder / f"{n:04d}{SUFFIX}"
+            try:
+                with path.open("x", encoding="utf-8") as f:
+                    f.write(json.dumps(head._asdict()) + "\n")
+                break
+            except FileExistsError:
+                continue
+    except OSError as e:
+        raise PolicyError(f"cannot write the search table {path}: {e}") from e
+    return path
 
 
 def add(path: Path, at: tuple[int, int, int], l2: Losses, l1: Losses) -> None:
+    """Write a call down.  Raises PolicyError."""
     line = {**dict(zip(("step", "layer", "pass"), at)), "L2_loss": l2, "L1_loss": l1}
-    with path.open("a", encoding="utf-8") as f:
-        f.write(json.dumps(line) + "\n")
+    try:
+        with path.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(line) + "\n")
+    except OSError as e:
+        raise PolicyError(f"cannot write the search table {path}: {e}; delete it, and search again") from e
 
 
 def check_folder(folder: Path, must_exist: bool) -> None:
@@ -103,11 +112,18 @@ def check_folder(folder: Path, must_exist: bool) -> None:
     there = folder if folder.exists() else folder.parent
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise PolicyError(f"search tables are kept in the folder {folder}, which cannot be made; set mask_search_path")
-    if must_exist and not any(folder.glob(f"*{SUFFIX}")):
+    if must_exist:
+        files(folder)
+
+
+def files(folder: Path) -> list[Path]:
+    """The tables in the folder, in order.  Raises PolicyError where there are none."""
+    if not (found := sorted(folder.glob(f"*{SUFFIX}"))):
         raise PolicyError(
             f"there are no search tables in the folder {folder}; make some by a generation with sta_mode=STA_searching for "
             "each of several prompts, or set mask_search_path"
         )
+    return found
 
 
 def read(path: Path) -> Table:
@@ -165,6 +181,28 @@ def _call(data: Any, head: Head) -> tuple[tuple[int, int, int], Losses]:
 
 
 # ---- tuning
+
+
+class Tuned(NamedTuple):
+    strategy: Strategy
+    tables: int  # that it was made of
+    kept: float  # share of tiles
+
+
+def tuned_by(folder: Path, skip: int, both_passes: bool) -> Tuned:
+    """``tuned`` by all tables of a folder; made once for as long as they stay as they are.  Raises PolicyError."""
+    try:
+        stamps = tuple((path, stamp(path)) for path in files(folder))
+    except OSError as e:
+        raise PolicyError(f"search table {e.filename} cannot be read: {e.strerror}") from None
+    return _tuned(stamps, skip, both_passes)
+
+
+@lru_cache(maxsize=4)
+def _tuned(stamps: tuple[tuple[Path, Stamp], ...], skip: int, both_passes: bool) -> Tuned:
+    found = [read(path) for path, _ in stamps]
+    made = tuned(found, skip, both_passes)
+    return Tuned(made, len(found), kept(made, found[0].head.tiles))
 
 
 def tuned(tables: Sequence[Table], skip: int, both_passes: bool) -> Strategy:

@@ -13,7 +13,12 @@ from hal.rules import Between, Rule, Same
 
 RING = Rule("ring.grid", {"ring": Between(2)}, note="tiles are chosen among all of a video's, and a ring has a part of them",
             fix="split heads instead: Ulysses")  # fmt: skip
-NATIVE = {"dtype": frozenset({"bfloat16"}), "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")}
+NATIVE = {
+    "dtype": frozenset({"bfloat16"}),
+    "head_dim": frozenset({64, 128}),
+    "v_head_dim": Same("head_dim"),
+    "empty": False,
+}
 PROOF = ("variable_block_sizes", "topk", "block_size", "compress_attn_weight")
 
 VSA = Kernel(

@@ -13,6 +13,7 @@ from hal.rules import Between, Rule, Same
 
 RING = Rule("ring.packed", {"ring": Between(2)}, note="tiles are chosen among all rows of the packed sequence, and a ring has a part of them",
             fix="split heads instead: Ulysses")  # fmt: skip
+FITTINGS = frozenset({"contiguous", "expand_kv"})  # rows and head_dim are those of what the model hands over
 
 TRITON = Kernel(
     "vsa_h3.triton",
@@ -21,6 +22,7 @@ TRITON = Kernel(
     honours={"scale", "gqa", "varlen"},
     limits={"dtype": HALF, "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")},
     rules=(RING,),
+    fittings=FITTINGS,
     needs=(
         Needs("triton", "triton", "jit", install="pip install triton", names=("pytorch-triton", "pytorch-triton-rocm")),
     ),
@@ -33,6 +35,7 @@ PORTABLE = Kernel(
     honours={"scale", "gqa", "varlen", "grad"},
     limits={"dtype": FLOATS | {"float64"}},
     rules=(RING,),
+    fittings=FITTINGS,
     title="VSA-H3 in PyTorch",
 )
 

@@ -73,8 +73,7 @@ def attend(
     if gate is None:
         return out
     means = pool(blocks[2], order.block, order.valid).repeat_interleave(q.shape[1] // v.shape[1], 1)
-    coarse = (scores.softmax(-1) @ means).index_select(2, order.slot // order.block)
-    return (out + coarse * gate[:, :, : rows.used]).to(out.dtype)
+    return glue.with_coarse(out, scores.softmax(-1) @ means, order, gate[:, :, : rows.used])
 
 
 def kept(scores: Tensor, order: PackedOrder, sparsity: float, settings: Settings) -> Tensor:
@@ -130,11 +129,12 @@ def check(rows: PackedRows, varlen: Varlen, backend: str = NAME) -> None:
         told, right = f"{varlen.cu_q.tolist()[:16]}", varlen.cu_q.tolist() in (ends, [0, rows.tokens])
     else:
         n, most = varlen.cu_q.numel() - 1, varlen.max_q
-        told = f"{n} sequences of up to {most} rows"
-        right = (n, most) in ((len(ends) - 1, max(rows.used, rows.pad)), (1, rows.tokens))
+        told = f"{n} sequence{'s' * (n != 1)} of up to {most} rows"
+        right = (n == len(ends) - 1 and most >= max(rows.used, rows.pad)) or (n == 1 and most >= rows.tokens)
     if not right:
         raise CallError(
-            f"{backend} takes one packed sequence, and the packed rows are {rows}; cu_seqlens tells {told}; allowed: {ends}"
+            f"{backend} takes one packed sequence, and the packed rows are {rows}; cu_seqlens (max_seqlen off the CPU) tells {told}; "
+            f"allowed: {ends}{f' or [0, {rows.tokens}], whose pad rows are no keys' if rows.pad else ''}"
         )
 
 

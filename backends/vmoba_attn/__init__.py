@@ -13,10 +13,15 @@ from hal.rules import Between, Rule, Same
 
 RING = Rule("ring.grid", {"ring": Between(2)}, note="chunks are chosen among all of a video's, and a ring has a part of them",
             fix="split heads instead: Ulysses")  # fmt: skip
-# FlashAttention 2 computes the chunks in both packages.
-NATIVE = {"dtype": frozenset({"float16", "bfloat16"}), "head_dim": range(8, 257, 8), "v_head_dim": Same("head_dim")}
+# FlashAttention 2 computes the chunks in both packages, which import what they call of it themselves.
+NATIVE = {
+    "dtype": frozenset({"float16", "bfloat16"}),
+    "head_dim": range(8, 257, 8),
+    "v_head_dim": Same("head_dim"),
+    "empty": False,
+}
 PROOF = ("moba_chunk_size", "moba_topk", "select_mode", "simsum_threshold", "threshold_type")
-FLASH = Needs("flash-attn", "flash_attn.flash_attn_interface", "_flash_attn_varlen_forward", ">=2.7.1,<3",
+FLASH = Needs("flash-attn", "flash_attn", "flash_attn_varlen_func", ">=2.7.1,<3",
               install="pip install 'flash-attn>=2.7.1' --no-build-isolation")  # fmt: skip
 
 VMOBA = Kernel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,11 @@ def command(
             found, order, part, f"{of.name}: {density:.1%} of all pairs of query and key kept\n{said}", query, heads
         )
         os.replace(part, path)
+    except OSError as e:
+        raise AttachError(f"cannot write {str(path)!r}: {e}") from e
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     if as_json:
         return emit(
             {

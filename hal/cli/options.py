@@ -88,10 +88,9 @@ def choosing(f: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--forbid", multiple=True, metavar="[COMPONENT=]NAME", help="Never use this backend or kernel."),
         click.option(
-            "--native-only",
-            is_flag=True,
+            "--native-only/--no-native-only",
             default=None,
-            help="Refuse a backend that could run in its portable form only.",
+            help="Refuse a backend that has only its portable form here.",
         ),
         click.option("--kernel", metavar="NAME", help="Require one kernel by its name."),
         click.option(

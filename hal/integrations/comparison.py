@@ -134,32 +134,38 @@ def _run(
     told = None if progress is None else partial(progress, variant.name)
     generator = torch.Generator("cpu").manual_seed(seed)
     start = time.perf_counter()
-    with attach(pipeline, **variant.words) as attachment, _kept() as kept:
+    with attach(pipeline, **variant.words) as attachment, _kept() as (kept, measuring):
         reported = reporting(pipeline, told)
         try:
             made = pipeline(prompt=prompt, generator=generator, output_type="np", **arguments, **reported)
         except Exception as e:
             raise explained(e, type(pipeline), attachment) from e
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start - sum(measuring)
     images = getattr(made, "frames", None)
     images = made.images if images is None else images[0]
     return np.asarray(images, dtype=np.float64), seconds, attachment.receipts(), kept
 
 
 @contextmanager
-def _kept() -> Iterator[list[float]]:
-    """The kept share of each sparse call inside.  A call's masks are measured as the next one begins, and let go."""
+def _kept() -> Iterator[tuple[list[float], list[float]]]:
+    """The kept share of each sparse call inside, and the seconds that measuring them took.
+
+    A call's masks are measured as the next one begins, and let go.
+    """
     shares: list[float] = []
+    seconds: list[float] = []
 
     def measure(_: Any = None) -> bool:
         if found:
+            start = time.perf_counter()
             whole = [(len(w.heads or "1"), 1.0 if w.mask is None else w.mask.density) for w in found]
             shares.append(sum(n * share for n, share in whole) / sum(n for n, _ in whole))
             found.clear()
+            seconds.append(time.perf_counter() - start)
         return True
 
     with watched_masks(measure) as found:
-        yield shares
+        yield shares, seconds
         measure()
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..context import position
+from ..context import number, position, where
 from ..models import grids, minimax_h3
 from ..policy import DENOISER
 from .disguise import put_on, subclass
@@ -25,20 +25,20 @@ class Steps:
     """Where a scheduler stands in its loop."""
 
     def __init__(self) -> None:
-        self.done, self.first = 0, 0
+        self.done, self.first, self.loop = 0, 0, 0
         self.timesteps: list[float] = []
 
     def begin(self, scheduler: Any) -> None:
         steps = getattr(scheduler, "timesteps", None)
-        self.done, self.first = 0, 0
+        self.done, self.first, self.loop = 0, 0, number()
         self.timesteps = [] if steps is None else [float(t) for t in steps]  # read once: a device must be waited for
 
     def now(self) -> dict[str, Any]:
-        """Step, steps and timestep; a pipeline that starts in the middle (strength) counts from there."""
+        """Step, steps, timestep and loop; a pipeline that starts in the middle (strength) counts from there."""
         total, at = len(self.timesteps) - self.first, self.done + self.first
         if not 0 <= self.done < total:
             return {}
-        return {"step": self.done, "steps": total, "timestep": self.timesteps[at]}
+        return {"step": self.done, "steps": total, "timestep": self.timesteps[at], "loop": self.loop}
 
 
 def watch(model: Any, parts: dict[str, nn.Module], undo: ExitStack) -> None:
@@ -104,9 +104,10 @@ def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
             return super(ours, self).__call__(*args, **kwargs)
         model = getattr(self, "_orig_mod", self)  # torch.compile's wrapper
         given = {**dict(zip(parameters, args)), **kwargs}
-        grid = grids.find(type(model).__name__, given, getattr(model, "config", {}))
+        found = None if where().grid else grids.find(type(model).__name__, given, getattr(model, "config", {}))
         here = steps.now()
-        with position(**here, **({} if grid is None else {"grid": grid})), packed(type(model), given):
+        # A grid that somebody has set is by someone who knows better.
+        with position(**here, **({} if found is None else {"grid": found})), packed(type(model), given):
             return super(ours, self).__call__(*args, **kwargs)
 
     ours = subclass(cls, {"__call__": __call__})

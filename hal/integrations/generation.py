@@ -155,7 +155,8 @@ def generate(
                 try:
                     made = pipeline(prompt=prompt, generator=generator, output_type="pil", **call, **told)
                 except Exception as e:
-                    raise explained(e, cls, ran, compiled, said) from e
+                    error = explained(e, cls, ran, compiled, said)
+                    raise error from (None if error is e else e)
                 if isinstance(ran, Attachment):
                     ran.check_used()
                 images = _images(made, cls.__name__)

@@ -104,6 +104,24 @@ FAMILIES: tuple[tuple[frozenset[str], Callable[[Arguments, Mapping[str, Any]], t
 )
 
 
+# Joint attention over text and video in which diffusers puts the text first; elsewhere it comes last, or is not among them.
+TEXT_FIRST = frozenset(
+    {
+        "AuraFlowTransformer2DModel",
+        "BriaTransformer2DModel",
+        "ChromaTransformer2DModel",
+        "CogVideoXTransformer3DModel",
+        "CogView3PlusTransformer2DModel",
+        "CogView4Transformer2DModel",
+        "ConsisIDTransformer3DModel",
+        "FluxTransformer2DModel",
+        "LongCatImageTransformer2DModel",
+        "Lumina2Transformer2DModel",
+        "OvisImageTransformer2DModel",
+    }
+)
+
+
 def find(cls: str, given: Arguments, config: Mapping[str, Any]) -> Grid | None:
     """The grid of a call of a transformer of class ``cls``; None: not a family that is known here."""
     for classes, read in FAMILIES:
@@ -111,5 +129,5 @@ def find(cls: str, given: Arguments, config: Mapping[str, Any]) -> Grid | None:
             sizes = read(given, config)
             text = given.get("encoder_hidden_states")
             length = text.shape[1] if text is not None and getattr(text, "dim", lambda: 0)() == 3 else 0
-            return None if sizes is None else Grid(*sizes, text=length)
+            return None if sizes is None else Grid(*sizes, text=length, text_first=cls in TEXT_FIRST)
     return None

@@ -62,7 +62,8 @@ def rows(given: Mapping[str, Any]) -> PackedRows | None:
     last = len(kind) - 1 - kind[::-1].index(VIDEO)
     first = sum(sizes[:last])
     video = at[first : first + sizes[last]].cpu()
-    frames, height, width = (video[:, axis].unique().numel() for axis in range(3))
-    if frames * height * width != sizes[last]:
+    axes = [video[:, axis].unique() for axis in range(3)]
+    if not torch.equal(video[:, :3], torch.cartesian_prod(*axes)):  # another picture touches it
         return None
+    frames, height, width = (axis.numel() for axis in axes)
     return PackedRows(tuple(sizes[:last]), (frames, height, width), tuple(sizes[last + 1 :]))

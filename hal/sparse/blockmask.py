@@ -102,10 +102,12 @@ class BlockMask:
     @property
     def density(self) -> float:
         """The share of (query, key) pairs that is kept, over all heads."""
-        q, k = self.q_sizes.tolist(), self.kv_sizes.tolist()
-        share = torch.tensor(q)[:, None] * torch.tensor(k)
+        q, k = (sizes.cpu().double() for sizes in (self.q_sizes, self.kv_sizes))
         b, h = self.keep.shape[:2]
-        return float(int((self.keep.cpu() * share).sum()) / max(int(share.sum()) * b * h, 1))
+        kept = sum(
+            float(q @ (mine.cpu().double() @ k)) for mine in self.keep.flatten(0, 1)
+        )  # whole numbers, below 2^53
+        return kept / max(float(q.sum() * k.sum()) * b * h, 1.0)
 
     def to(self, device: torch.device | str) -> BlockMask:
         """This mask on a device; moved once."""

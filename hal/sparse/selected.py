@@ -82,7 +82,7 @@ def run(
             out = order.from_blocks(out)
             stats = None if stats is None else order.from_blocks(stats, -1)
         if chosen.coarse is not None:
-            out = with_coarse(out, chosen.coarse, order)
+            out = with_coarse(out, chosen.coarse, order, taken_gate(out))
         return (out, stats) if lse else out
 
     return attend
@@ -197,12 +197,17 @@ def key_bias(mask: Tensor) -> Tensor:
 
 def every_key(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool) -> Result:
     """Attention to all keys, in the order in which tokens come."""
-    if bias is None and not lse:
+    if not lse:
+        gqa, none, mask = q.shape[1] != k.shape[1], None, None
+        if bias is not None:  # PyTorch gives no number where an item has no key
+            none = bias.isneginf().all(-1)[..., None, None]
+            mask = bias[:, :, None].masked_fill(none, 0).to(q.dtype)
         with as_written(q):
-            return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1]), None
+            out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=gqa)
+        return out if none is None else out.masked_fill(none, 0), None
     one = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
-    mask = BlockMask.from_dense(one, q.shape[2], k.shape[2], q.shape[2], k.shape[2])
-    return execute(q, k, v, mask, scale=scale, bias=bias, lse=lse)
+    whole = BlockMask.from_dense(one, q.shape[2], k.shape[2], q.shape[2], k.shape[2])
+    return execute(q, k, v, whole, scale=scale, bias=bias, lse=lse)
 
 
 def executed(
@@ -235,11 +240,16 @@ def _index(heads: tuple[int, ...], device: torch.device) -> Tensor:
         return torch.tensor(heads).to(device)
 
 
-def with_coarse(out: Tensor, coarse: Tensor, order: Order) -> Tensor:
-    """``out`` [B, H, tokens, Dv] plus what its blocks of queries have in common, gated; summed in float32."""
-    added = coarse.index_select(2, order.slot // order.block)
-    given = taken_gate(out)
-    return (out + (added if given is None else added * given)).to(out.dtype)
+def with_coarse(out: Tensor, coarse: Tensor, order: Any, gate: Tensor | None) -> Tensor:
+    """``out`` [B, H, tokens, Dv] plus what its blocks of queries have in common, gated; summed in float32.
+
+    Head by head: all at once would be held in float32 several times.
+    """
+    block, sums = order.slot // order.block, []
+    for h in range(out.shape[1]):
+        added = coarse[:, h].index_select(1, block)
+        sums.append((out[:, h] + (added if gate is None else added * gate[:, h])).to(out.dtype))
+    return torch.stack(sums, 1)
 
 
 def taken_gate(out: Tensor) -> Tensor | None:

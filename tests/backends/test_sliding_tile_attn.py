@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import runpy
 from contextlib import contextmanager
 from pathlib import Path
@@ -204,6 +206,33 @@ def test_through_hal_attention_with_padding_and_the_running_step(tmp_path):
             torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=0)
 
 
+def test_a_rewritten_strategy_holds_from_the_next_call_on(tmp_path):
+    path, grid = tmp_path / "s.json", (6, 8, 16)
+    q, k, v = (x.float().transpose(1, 2) for x in tensors(5, 1, 1, 1, 768))
+    for window in ((1, 1, 1), (1, 1, 8)):
+        path.write_text(json.dumps({"0_0_0": window}))  # of the same size
+        words = {"mask_strategy_file_path": str(path), "skip_time_steps": 0}
+        with hal.scope(attention_backend=BACKEND.name, attention_backend_config=words), hal.grid(*grid):
+            with hal.step(0, 1), position(layer=0):
+                out = hal.attention(q, k, v)
+        keep = dense_mask(grid, window, 0, False, (6, 8, 8))
+        wanted = oracle.attention(q, k, v, attn_mask=keep.expand(1, 1, -1, -1))[0]
+        torch.testing.assert_close(out.double(), wanted, atol=2e-5, rtol=0)
+
+
+def test_a_package_follows_a_rewritten_strategy(tmp_path, monkeypatch):
+    grid = (4, 4, 6)
+    monkeypatch.setitem(native.SHAPES, grid, range(1))
+    fake = fakes.of(RECORDS[1], compute(grid, TILE))
+    with tuned(tmp_path, monkeypatch, [[[(1, 1, 1)]]]) as s:
+        run = native._bound(fake.functions["sliding_tile_attention"], native.NAMES, s)
+        for window in ((1, 1, 1), (1, 2, 2)):
+            strategy.write(s.mask_strategy_file_path, strategy.Strategy((((window,),),)))
+            with position(step=0, steps=1, layer=0), hal.grid(*grid):
+                run(*tensors(7, 1, 1, 1, 96), None, None)
+    assert [c["window_size"] for c in fake.calls] == [[(1, 1, 1)], [(1, 2, 2)]]
+
+
 # ---- what is wrong is said before anything runs
 
 
@@ -274,6 +303,34 @@ def test_a_strategy_survives_its_file(tmp_path_factory, table):
     assert strategy.read(str(path)) == wanted
     path.write_text(json.dumps({"0_0_0": [1, 2, 3]}))
     assert strategy.read(str(path)).windows == ((((1, 2, 3),),),)  # a changed file is read again
+
+
+def test_a_strategy_that_cannot_be_written_leaves_the_one_that_is_there(tmp_path, monkeypatch):
+    path, some = tmp_path / "s.json", strategy.Strategy(((((1, 1, 1),),),))
+    with pytest.raises(PolicyError, match=r"cannot write the strategy file .*no/s\.json: .*No such file"):
+        strategy.write(str(tmp_path / "no" / "s.json"), some)
+    path.write_text("mine")
+    real = Path.write_text
+
+    def full(self, text, *more):
+        real(self, text[:3], *more)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(PolicyError, match=r"cannot write the strategy file .*s\.json: .*No space left"):
+        strategy.write(str(path), some)
+    assert path.read_text() == "mine" and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_folder_without_permission_is_said_when_settings_are_checked(tmp_path, monkeypatch):
+    (tmp_path / "tables").mkdir()
+    monkeypatch.setattr(os, "access", lambda folder, mode: Path(folder).name == "tables")
+    with pytest.raises(PolicyError, match=r"mask_strategy_file_path=.*s\.json: no permission to write in"):
+        Settings(
+            mask_strategy_file_path=str(tmp_path / "s.json"),
+            mask_search_path=str(tmp_path / "tables"),
+            sta_mode="STA_searching",
+        )
 
 
 # ---- the packages

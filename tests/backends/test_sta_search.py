@@ -19,6 +19,7 @@ from hal.context import position
 from hal.errors import CallError, PolicyError
 from hal.facts import Call
 from hal.sparse import Order
+from hal.sparse.selected import Seen, watched_masks
 from hal.testing import fakes
 
 settings = hypothesis_settings(max_examples=20, deadline=None)
@@ -144,6 +145,62 @@ def test_a_table_for_each_generation_and_both_passes_of_guidance_in_it(tmp_path)
     assert [(t.steps, t.layers, len(t.losses)) for t in found] == [(2, 2, 8), (2, 2, 4), (3, 2, 6)]
 
 
+def test_a_loop_that_has_a_number_has_a_table(tmp_path):
+    s = searches(tmp_path)
+    run = portable.bind(Call(head_dim=8), s)
+    for loop in (1, 2):  # one step, so that no step goes back
+        with position(loop=loop):
+            generation(run, steps=1, layers=2)
+    with position(loop=3):  # stopped early
+        generation(run, steps=1, layers=1)
+    with position(loop=4):
+        generation(run, steps=1, layers=2, passes=2)
+    one, two, early, four = sorted(s.search_folder.iterdir())
+    assert [sorted(tables.read(p).losses) for p in (one, two)] == [[(0, 0, 0), (0, 1, 0)]] * 2
+    assert len(early.read_text().splitlines()) == 2
+    assert sorted(tables.read(four).losses) == [(0, layer, p) for layer in range(2) for p in range(2)]
+
+
+def test_loops_that_take_turns_have_a_table_each(tmp_path):
+    s = searches(tmp_path)
+    run = portable.bind(Call(head_dim=8), s)
+    for step in range(2):
+        for loop in (1, 2):
+            with position(step=step, steps=2, layer=0, loop=loop), hal.grid(*GRID):
+                run(*tensors(0, 1, 2, 112), None, None)
+    assert [sorted(tables.read(p).losses) for p in sorted(s.search_folder.iterdir())] == [[(0, 0, 0), (1, 0, 0)]] * 2
+
+
+def test_a_third_pass_in_a_loop_is_refused(tmp_path):
+    run = portable.bind(Call(head_dim=8), searches(tmp_path))
+    with position(loop=1), pytest.raises(CallError, match="layer 0 attends a third time in step 0"):
+        generation(run, steps=1, layers=1, passes=3)
+
+
+def test_each_generation_of_an_attached_pipeline_is_a_table_real(tmp_path):
+    pytest.importorskip("diffusers")
+    from hal.testing import tiny
+
+    pipeline, s = tiny.wan(), searches(tmp_path)
+    words = {"attention_backend": BACKEND.name, "attention_backend_config": s.model_dump(exclude={"mask_search_path"})}
+    sizes = {"num_frames": 9, "height": 16, "width": 144, "num_inference_steps": 1}
+    with hal.attach(pipeline, **words):
+        for prompt in ("a cat", "a dog"):
+            pipeline(prompt=prompt, output_type="latent", guidance_scale=1.0, max_sequence_length=16, **sizes)
+    found = [tables.read(p) for p in sorted(s.search_folder.iterdir())]
+    assert [(t.head.grid, sorted(t.losses)) for t in found] == [((3, 1, 9), [(0, 0, 0), (0, 1, 0)])] * 2
+    assert found[0].losses != found[1].losses
+
+
+def test_tables_that_cannot_be_written(tmp_path):
+    head = tables.Head(GRID, (2, 2, 3), 1, 2, ((1, 1, 1),))
+    with pytest.raises(PolicyError, match=r"cannot write the search table .*no/s\.search: .*No such file"):
+        tables.begin(tmp_path / "no" / "s.search", head)
+    (tmp_path / "0001.jsonl").mkdir()
+    with pytest.raises(PolicyError, match=r"cannot write the search table .*0001\.jsonl: .*; delete it"):
+        tables.add(tmp_path / "0001.jsonl", (0, 0, 0), [[1.0]], [[1.0]])
+
+
 # ---- tuning
 
 
@@ -172,10 +229,10 @@ def test_the_sparsity_of_a_strategy():
 def test_searched_tuned_written_reloaded_and_used(tmp_path, caplog):
     s = searches(tmp_path)
     generation(portable.bind(Call(head_dim=8), s), steps=2, layers=2)
+    run = portable.bind(Call(head_dim=8), as_mode(s, "STA_tuning"))
     with caplog.at_level("INFO", "hal"):
-        run = portable.bind(Call(head_dim=8), as_mode(s, "STA_tuning"))
-    assert "from 1 search tables, has a sparsity of 0." in caplog.text
-    made = generation(run, steps=2, layers=2)
+        made = generation(run, steps=2, layers=2)
+    assert caplog.text.count("from 1 search tables, has a sparsity of 0.") == 1
     found = strategy.read(s.mask_strategy_file_path)
     assert (found.steps, found.layers, found.heads) == (2, 2, 2)
     again = generation(portable.bind(Call(head_dim=8), as_mode(s, "STA_inference")), steps=2, layers=2)
@@ -187,6 +244,58 @@ def test_searched_tuned_written_reloaded_and_used(tmp_path, caplog):
         ]
         wanted = oracle.attention(q, k, v, attn_mask=torch.stack(masks)[None], layout="bhsd")[0]
         torch.testing.assert_close(out, wanted, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("native_form", [False, True])
+def test_the_strategy_file_is_written_when_a_call_has_run(tmp_path, monkeypatch, native_form):
+    s = searches(tmp_path)
+    generation(portable.bind(Call(head_dim=8), s), steps=2, layers=1)
+    path = tmp_path / "strategy.json"
+    path.write_text("mine")
+    tuning = as_mode(s, "STA_tuning")
+    assert tuning.heads == 2 and s.heads is None
+    if native_form:
+        monkeypatch.setitem(native.SHAPES, GRID, range(1))
+        run = native._bound(lambda q, k, v, **more: q, native.NAMES, tuning)
+    else:
+        run = portable.bind(Call(head_dim=8), tuning)
+    with watched_masks(stop=True), pytest.raises(Seen):  # as hal mask does
+        generation(run, steps=2, layers=1)
+    with watched_masks(lambda x: x.mask is not None, stop=True), pytest.raises(Seen):  # after a dense step
+        generation(run, steps=2, layers=1)
+    with pytest.raises(CallError, match="windows for 2 heads"), position(step=1, steps=2, layer=0), hal.grid(*GRID):
+        run(*tensors(0, 1, 3, 112), None, None)
+    assert path.read_text() == "mine"
+    generation(run, steps=2, layers=1)
+    assert strategy.read(str(path)) == tuning.opened()
+
+
+def test_a_new_table_tunes_again(tmp_path):
+    s = searches(tmp_path, mask_candidates=((1, 1, 1), (2, 2, 1), (1, 1, 3)))
+    run = portable.bind(Call(head_dim=8), s)
+    generation(run, steps=2, layers=1)
+    run = portable.bind(Call(head_dim=8), as_mode(s, "STA_tuning"))
+    generation(run, steps=2, layers=1)
+    before = strategy.read(s.mask_strategy_file_path)
+    (path,) = s.search_folder.iterdir()
+    head, *lines = map(json.loads, path.read_text().splitlines())
+    worst = [{**x, "L2_loss": [[100.0 - loss for loss in row] for row in x["L2_loss"]]} for x in lines]
+    (path.parent / "0002.jsonl").write_text("\n".join(map(json.dumps, [head, *worst])))
+    (path.parent / "0003.jsonl").write_text("\n".join(map(json.dumps, [head, *worst])))
+    generation(run, steps=2, layers=1)
+    after = strategy.read(s.mask_strategy_file_path)
+    assert before.windows[1] != after.windows[1]
+    strategy.write(s.mask_strategy_file_path, before)  # by someone else
+    generation(run, steps=2, layers=1)
+    assert strategy.read(s.mask_strategy_file_path) == after
+
+
+def test_a_search_that_is_run_for_a_picture_leaves_no_table(tmp_path):
+    s = searches(tmp_path)
+    run = portable.bind(Call(head_dim=8), s)
+    with watched_masks(lambda x: x.position.layer == 1, stop=True), pytest.raises(Seen):
+        generation(run, steps=1, layers=2)
+    assert not s.search_folder.exists()
 
 
 # ---- what is wrong
@@ -283,7 +392,6 @@ def test_a_strategy_of_a_real_generation_is_better_than_random_windows(tmp_path)
     """The model that hal ships, on a grid of 2 x 2 x 2 tiles: candidates of one volume, so that only their place matters."""
     from hal.demo import shipped
     from hal.integrations.loading import load
-    from hal.sparse.selected import watched_masks
 
     pipeline = load(shipped.model_folder())
     pipeline.set_progress_bar_config(disable=True)
@@ -308,8 +416,9 @@ def test_a_strategy_of_a_real_generation_is_better_than_random_windows(tmp_path)
     tuned = tmp_path / "tuned.json"
     searched, _, _ = frames(**sta(tuned, "STA_searching"))
     torch.testing.assert_close(searched, dense, atol=1e-3, rtol=1e-3)
-    portable.bind(Call(head_dim=8), Settings(**sta(tuned, "STA_tuning")["attention_backend_config"]))
+    made, _, _ = frames(**sta(tuned, "STA_tuning"))
     out, seen, receipts = frames(**sta(tuned))
+    assert made.equal(out)
 
     found = strategy.read(str(tuned))
     assert (found.steps, found.layers, found.heads) == (steps, layers, heads)

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 import hal
-from hal.backends.sliding_tile_attn import strategy
+from hal.backends.sliding_tile_attn import strategy, tables
 from hal.cli import main
 from hal.errors import CallError
 from hal.sparse import BlockMask, Order, pictures
@@ -90,6 +90,32 @@ def test_what_is_wrong(mask, tmp_path, args, more, text):
     assert re.search(text, " ".join(err.split())), err
     assert (tmp_path / "taken.png").read_bytes() == b"mine"
     assert not [p for p in tmp_path.iterdir() if p.suffix == ".png" and p.name != "taken.png"]
+
+
+def test_a_mask_of_tuning_reads_the_tables_and_writes_no_strategy(mask, tmp_path):
+    (tmp_path / "t").mkdir()
+    head = tables.Head((12, 24, 32), (2, 3, 4), 1, 5, ((1, 3, 3), (2, 1, 4)))
+    path = tables.begin(tmp_path / "t", head)
+    losses = [[0.0, 1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 1.0, 1.0, 1.0]]
+    tables.add(path, (0, 0, 0), losses, losses)
+    before = (tmp_path / "s.json").read_bytes()
+    words = "mask_strategy_file_path=s.json,skip_time_steps=0,sta_mode=STA_tuning,mask_search_path=t"
+    code, out, err = mask("--grid", "12x24x32", "--json", config=words)
+    assert code == 0, err
+    told = json.loads(out)["patterns"]
+    assert [(p["heads"], p["density"]) for p in told] == [([0, 2, 3, 4], 9 / 24), ([1], 8 / 24)]
+    assert (tmp_path / "s.json").read_bytes() == before
+
+
+def test_a_disk_that_is_full_is_told(mask, tmp_path, monkeypatch):
+    def full(found, order, path, *more):
+        path.write_bytes(b"part")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pictures, "draw", full)
+    code, _, err = mask("--grid", "12x24x32")
+    assert code == 2 and "cannot write 'mask.png'" in " ".join(err.split()) and "No space left" in err
+    assert not [p for p in tmp_path.iterdir() if p.suffix == ".png"]
 
 
 # ---- the parts

@@ -14,7 +14,7 @@ from hal.testing import tiny
 
 GRIDS = {  # of the sizes that tiny.CALLS has
     "wan": Grid(3, 1, 1, 16),
-    "flux": Grid(1, 4, 4, 16),
+    "flux": Grid(1, 4, 4, 16, text_first=True),
     "sd3": Grid(1, 32, 32, 93),
     "pixart": Grid(1, 4, 4, 16),
     "ltx": Grid(3, 8, 8, 16),
@@ -57,9 +57,12 @@ def test_a_second_request_counts_from_zero_again(seen):
     pipeline = tiny.wan()
     with hal.attach(pipeline):
         sample("wan", pipeline, num_inference_steps=3)
+        first = {w.loop for c, w, *_ in seen if c == "transformer"}
         seen.clear()
         sample("wan", pipeline, num_inference_steps=1)
     assert {(w.step, w.steps) for c, w, *_ in seen if c == "transformer"} == {(0, 1)}
+    second = {w.loop for c, w, *_ in seen if c == "transformer"}
+    assert len(first) == len(second) == 1 and first != second  # each has a number of its own
 
 
 def test_a_pipeline_that_starts_in_the_middle_counts_its_own_steps(seen):
@@ -98,3 +101,47 @@ def test_a_step_outside_its_loop_is_refused(wrong):
 def test_a_grid_without_tokens_is_refused(wrong):
     with pytest.raises(PolicyError, match="allowed: an integer"), hal.grid(*wrong):
         pass
+
+
+def test_the_grid_says_on_which_side_diffusers_puts_the_text():
+    """In the first joint layer the rows of q that a change of the text changes are the grid's text rows."""
+    from diffusers import CogVideoXTransformer3DModel, SD3Transformer2DModel
+
+    torch.manual_seed(0)
+    small = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1}
+    cog = CogVideoXTransformer3DModel(
+        **small, in_channels=4, out_channels=4, time_embed_dim=8, text_embed_dim=8, sample_width=8, sample_height=8,
+        sample_frames=5, patch_size=2, max_text_seq_length=5,
+    )  # fmt: skip
+    sd3 = SD3Transformer2DModel(
+        **small, in_channels=4, out_channels=4, sample_size=8, patch_size=2, joint_attention_dim=32, caption_projection_dim=32,
+        pooled_projection_dim=8, pos_embed_max_size=8,
+    )  # fmt: skip
+    cog_video, sd3_image = torch.randn(1, 2, 4, 8, 8), torch.randn(1, 4, 8, 8)
+    for model, latents, width, more in (
+        (cog.eval(), cog_video, 8, {}),
+        (sd3.eval(), sd3_image, 32, {"pooled_projections": torch.zeros(1, 8)}),
+    ):
+        queries: list[tuple[torch.Tensor, Grid]] = []
+        with hal.attach(model):
+            with pytest.MonkeyPatch.context() as patch:
+                real = hal.run.attention
+
+                def spy(q, *rest, layout, **arguments):
+                    queries.append((q.transpose(1, 2) if layout == "bhsd" else q, context.where().grid))
+                    return real(q, *rest, layout=layout, **arguments)
+
+                patch.setattr(hal.run, "attention", spy)
+                for text in (torch.zeros(1, 5, width), torch.ones(1, 5, width)):
+                    model(latents, encoder_hidden_states=text, timestep=torch.ones(1), **more)
+        (one, grid), (two, _) = (x for x in queries if x[0].shape[1] == x[1].tokens + 5)
+        changed = (one != two).flatten(2).any(-1)[0].nonzero().flatten().tolist()
+        rows = range(5) if grid.text_first else range(grid.tokens, grid.tokens + 5)
+        assert changed == list(rows), type(model).__name__
+
+
+def test_a_grid_that_somebody_has_set_is_left_as_it_is(named_pipeline, seen):
+    name, pipeline = named_pipeline
+    with hal.attach(pipeline), hal.grid(1, 2, 3, text=4):
+        sample(name, pipeline)
+    assert {w.grid for c, w, *_ in seen if c == "transformer"} == {Grid(1, 2, 3, 4)}

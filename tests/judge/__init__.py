@@ -11,6 +11,7 @@ from collections.abc import Callable
 from .facts import Facts, Unknown
 from .packages import ADA, AMPERE, HOPPER, PACKAGES
 from .pytorch import TORCH_PATHS
+from .sparse import SPARSE, SPARSE_DOES
 
 FA = {"fa2", "fa2.vllm", "fa3", "fa3.hub", "fa3.sgl", "fa4"}
 ATEN = {"sdpa.cpu", "sdpa.flash", "sdpa.efficient", "sdpa.cudnn", "sdpa.fused", "sdpa.mps", "sdpa.flash_xpu"}
@@ -29,7 +30,9 @@ DOES: dict[str, set[str]] = {
     "grouped heads": {*FA, "aiter", "aiter.triton", "musa_flash", "musa_fa2", "xpu_flash", "ascend_fa", "sdpa.cpu", "sdpa.flash"}
     | {"sdpa.cudnn", "sdpa.fused", "sdpa.mps", "sdpa.flash_xpu", "sdpa.efficient"},
 }  # fmt: skip
-
+for what, kernels in SPARSE_DOES.items():
+    DOES[what] |= kernels
+RULES = {**TORCH_PATHS, **PACKAGES, **SPARSE}
 
 WANTS: tuple[tuple[str, Callable[[Facts], bool]], ...] = (
     ("mask", lambda f: f.mask != "none"),
@@ -52,9 +55,9 @@ def violations(kernel: str, f: Facts, strict: bool = False) -> list[str]:
 
     ``strict``: what depends on an unknown fact forbids it too.
     """
-    if kernel not in TORCH_PATHS and kernel not in PACKAGES:
+    if kernel not in RULES:
         return [f"{kernel} is not known to the judge"]
-    rules = [*TORCH_PATHS.get(kernel, ()), *PACKAGES.get(kernel, ())]
+    rules = [*RULES[kernel]]
     if kernel != "sdpa.math":  # the definition, which does everything
         rules += [(f"no {name}", lambda f, w=w: not w(f)) for name, w in WANTS if kernel not in DOES[name]]
     out = []

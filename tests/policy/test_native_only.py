@@ -38,3 +38,9 @@ def test_native_only_leaves_automatic_choice_and_a_declared_fallback_alone():
 def test_it_is_true_or_false(given):
     with pytest.raises(PolicyError, match="true or false"), hal.scope(native_only=given):
         pass
+
+
+def test_the_stronger_word_counts_also_where_it_is_no():
+    inner, outer = hal.choices.checked({"native_only": False}), hal.choices.checked({"native_only": True})
+    assert inner.over(outer).native_only is False and outer.over(inner).native_only is True
+    assert hal.choices.checked({}).over(outer).native_only is True

@@ -44,6 +44,14 @@ MORE = (
 REAL = plugins.catalog()
 CATALOG = hal.Catalog(REAL.platforms, {**REAL.backends, **{b.name: b for b in MORE}}, REAL.problems)
 NAMES = sorted(CATALOG.backends)
+SPARSE = {
+    "tiles",
+    "sliding_tile_attn",
+    "video_sparse_attn",
+    "video_sparse_attn_h3",
+    "hybrid_window_attn_h3",
+    "vmoba_attn",
+}
 COMPONENTS = ("transformer", "transformer_2", "text_encoder", "vae", "connectors", "")
 MACHINE = {"arch", "memory", "shared_memory", "device_dtype", "platform", *VERSION_FACTS}
 KINDS = ("required", "call", "force", "request", "override", "global", "default")  # the order in the document
@@ -147,7 +155,7 @@ class Oracle:
         first = [r for k, r in own if k == "required"]
         last = [r for k, r in own if k == "default"]
         for r in (*first, *sorted(self.asked, key=rank), *last):
-            sparse = r.backend == "tiles"
+            sparse = r.backend in SPARSE
             if sparse and self.role == "cross" and r.kind != "required":
                 continue
             if sparse and r.kind == "global" and self.site.component not in ("", "transformer", "transformer_2"):
@@ -162,9 +170,7 @@ class Oracle:
 
     def declared(self, backend: str) -> str:
         for _ in NAMES:
-            across = (
-                backend == "tiles" and self.role == "cross"
-            )  # sparse: passed over there, whatever else speaks against it
+            across = backend in SPARSE and self.role == "cross"  # passed over there, whatever else speaks against it
             if not across and self.lacks_what_the_call_asks(backend):
                 return ""
             following = CATALOG.backends[backend].fallback
