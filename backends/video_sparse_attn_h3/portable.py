@@ -129,11 +129,11 @@ def check(rows: PackedRows, varlen: Varlen, backend: str = NAME) -> None:
         told, right = f"{varlen.cu_q.tolist()[:16]}", varlen.cu_q.tolist() in (ends, [0, rows.tokens])
     else:
         n, most = varlen.cu_q.numel() - 1, varlen.max_q
-        told = f"{n} sequence{'s' * (n != 1)} of up to {most} rows"
+        told = f"{n} sequence{'s' * (n != 1)} of up to {most} rows (max_seqlen)"
         right = (n == len(ends) - 1 and most >= max(rows.used, rows.pad)) or (n == 1 and most >= rows.tokens)
     if not right:
         raise CallError(
-            f"{backend} takes one packed sequence, and the packed rows are {rows}; cu_seqlens (max_seqlen off the CPU) tells {told}; "
+            f"{backend} takes one packed sequence, and the packed rows are {rows}; cu_seqlens tells {told}; "
             f"allowed: {ends}{f' or [0, {rows.tokens}], whose pad rows are no keys' if rows.pad else ''}"
         )
 

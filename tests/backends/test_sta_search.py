@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import pytest
@@ -41,14 +42,14 @@ def as_mode(s, mode, **more):
     return Settings(**{**s.model_dump(), "sta_mode": mode, **more})
 
 
-def generation(run, steps, layers, passes=1, batch=1, heads=2, seed=0, text=0):
+def generation(run, steps, layers, passes=1, batch=1, heads=2, seed=0, grid=GRID):
     """Calls in the order in which a denoising loop makes them; their outputs."""
     outs = {}
     for step in range(steps):
         for p in range(passes):
             for layer in range(layers):
-                q, k, v = tensors(seed + 100 * step + 10 * p + layer, batch, heads, 112 + text)
-                with position(step=step, steps=steps, layer=layer), hal.grid(*GRID, text=text):
+                q, k, v = tensors(seed + 100 * step + 10 * p + layer, batch, heads, math.prod(grid))
+                with position(step=step, steps=steps, layer=layer), hal.grid(*grid):
                     outs[step, layer, p] = run(q, k, v, None, None), (q, k, v)
     return outs
 
@@ -246,27 +247,26 @@ def test_searched_tuned_written_reloaded_and_used(tmp_path, caplog):
         torch.testing.assert_close(out, wanted, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("native_form", [False, True])
-def test_the_strategy_file_is_written_when_a_call_has_run(tmp_path, monkeypatch, native_form):
-    s = searches(tmp_path)
-    generation(portable.bind(Call(head_dim=8), s), steps=2, layers=1)
+@pytest.mark.parametrize("package", [False, True])
+def test_the_strategy_file_is_written_when_a_call_has_run(tmp_path, monkeypatch, package):
+    s, grid = searches(tmp_path), (4, 4, 6)
+    generation(portable.bind(Call(head_dim=8), s), steps=2, layers=1, grid=grid)
     path = tmp_path / "strategy.json"
     path.write_text("mine")
     tuning = as_mode(s, "STA_tuning")
     assert tuning.heads == 2 and s.heads is None
-    if native_form:
-        monkeypatch.setitem(native.SHAPES, GRID, range(1))
+    if package:
+        monkeypatch.setitem(native.SHAPES, grid, range(1))
         run = native._bound(lambda q, k, v, **more: q, native.NAMES, tuning)
     else:
         run = portable.bind(Call(head_dim=8), tuning)
-    with watched_masks(stop=True), pytest.raises(Seen):  # as hal mask does
-        generation(run, steps=2, layers=1)
-    with watched_masks(lambda x: x.mask is not None, stop=True), pytest.raises(Seen):  # after a dense step
-        generation(run, steps=2, layers=1)
-    with pytest.raises(CallError, match="windows for 2 heads"), position(step=1, steps=2, layer=0), hal.grid(*GRID):
-        run(*tensors(0, 1, 3, 112), None, None)
+    for when in (lambda x: True, lambda x: x.mask is not None):  # hal mask of a grid; of a generation, after a dense step
+        with watched_masks(when, stop=True), pytest.raises(Seen):
+            generation(run, steps=2, layers=1, grid=grid)
+    with pytest.raises(CallError, match="windows for 2 heads"), position(step=1, steps=2, layer=0), hal.grid(*grid):
+        run(*tensors(0, 1, 3, 96), None, None)
     assert path.read_text() == "mine"
-    generation(run, steps=2, layers=1)
+    generation(run, steps=2, layers=1, grid=grid)
     assert strategy.read(str(path)) == tuning.opened()
 
 
