@@ -301,7 +301,8 @@ class _Check:
         path, value = where[field]
         name = path[-1]
         for x in inner:
-            if (isinstance(value, Mapping) and x in value) or (isinstance(value, (list, tuple)) and isinstance(x, int)):
+            listed = isinstance(value, (list, tuple)) and isinstance(x, int) and x < len(value)
+            if listed or (isinstance(value, Mapping) and x in value):
                 path, value, name = (*path, str(x)), value[x], f"{name}.{x}"
         shown = json.dumps(value, default=str)
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."

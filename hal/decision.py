@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from .advice import advice
-from .errors import NoKernelError, RefusedError
+from .errors import NoKernelError, PolicyError, RefusedError
 from .examination import Candidate, Examination
 from .facts import Call
 from .facts.flat import derive
@@ -70,6 +70,10 @@ class Decision(Examination):
             out.append(
                 f"policy.fallback: {self.request} cannot serve; its declared fallback {self.backend} does ({why})"
             )
+        try:
+            _ = self.config
+        except PolicyError as e:
+            out.append(f"settings.missing: it cannot run as it is: {e}")
         if self.chosen.line.row.tier == "portable" and not (self.request and self.request.kernel):
             out.append(
                 f"tier.portable: no kernel that {self.backend} has for this device fits; its portable form runs, {self.kernel}"

@@ -217,6 +217,29 @@ def test_a_request_is_served_by_what_was_asked_or_refused_with_reasons(case: tup
     assert all(r.id in said["error"] for c in mine for r in c.reasons)
 
 
+CHANGES: list[dict[str, Any]] = [
+    {}, {"lse": True, "grad": True}, {"mask": "key_padding", "lse": True}, {"head_dim": 96}, {"q_len": 0},
+    *({name: value} for name, values in UNUSUAL.items() if name not in ("unknown", "mask_grad") for value in values),
+    *({name: None} for name in UNUSUAL["unknown"]), *({"dtype": x} for x in ("float16", "float32", "float64")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", judge.SPARSE)
+def test_a_sparse_kernel_runs_only_what_it_may(kernel: str) -> None:
+    """Chance seldom draws what a package's kernel takes, so here every change of such a call, alone."""
+    backend = next(b.name for b in CATALOG.backends.values() if kernel in CATALOG.kernels_of(b.name))
+    policy, ran = Policy((Request(backend, source="the test", kernel=kernel),)), 0
+    for preset, which in (("h100", -1), ("b300", -1), ("b300", 1), ("mi300x", -1)):
+        machine = CATALOG.machine(preset).with_packages({p: v[min(which, len(v) - 1)] for p, v in VERSIONS.items()})
+        for change in CHANGES:
+            call = Call.of({"dtype": "bf16", "head_dim": 128, "heads": 8, "batch": 1, "q_len": 4096, **change})
+            d = resolve(call, machine, CATALOG, policy)
+            if d.chosen:
+                assert judge.violations(d.kernel or "", facts(machine, call, d.fittings)) == [], str(d)
+                ran += 1
+    assert ran
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_automatic_choice_has_a_kernel_for_every_preset_dtype_and_head_dim(preset: str) -> None:
     machine = CATALOG.machine(preset)

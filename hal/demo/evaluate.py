@@ -77,8 +77,8 @@ def evaluate(
     critic: judge.Judge,
     size: Size = (16, 128, 128),
     count: int = 100,
-    steps: int = 20,
-    guidance: float = 2.0,
+    steps: int = 10,
+    guidance: float = 7.0,
     batch: int = 8,
     pair: float = 0.5,
     without_self_attention: bool = False,
@@ -110,8 +110,8 @@ def evaluate(
 @click.option("--judge", "critic", type=click.Path(exists=True, path_type=Path), default=HERE / "judge.safetensors")
 @click.option("--size", type=int, nargs=3, default=(16, 128, 128), show_default=True, help="Frames, height, width.")
 @click.option("--count", type=int, default=100, show_default=True, help="Held-out prompts.")
-@click.option("--steps", type=int, default=20, show_default=True, help="Denoising steps.")
-@click.option("--guidance", type=float, default=2.0, show_default=True)
+@click.option("--steps", type=int, default=10, show_default=True, help="Denoising steps.")
+@click.option("--guidance", type=float, default=7.0, show_default=True)
 @click.option("--pair", type=float, default=0.5, show_default=True, help="Share of prompts with two digits.")
 @click.option("--batch", type=int, default=8, show_default=True)
 @click.option("--without-self-attention", is_flag=True, help="Make the self-attention of every block give zero.")

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 MODEL, JUDGE = HERE / "model", HERE / "judge.safetensors"
 PROMPT = "a seven drifting left"
 # What the model does best as far as it is trained (docs/demo-model.md): arguments of its pipeline's __call__.
-DEFAULTS = {"num_frames": 16, "height": 64, "width": 64, "num_inference_steps": 10, "guidance_scale": 3.0}
+DEFAULTS = {"num_frames": 16, "height": 128, "width": 128, "num_inference_steps": 10, "guidance_scale": 7.0}
 STEPS = {"num_frames": 4, "height": 32, "width": 32}  # of one token, and what its pipeline asks for
 MOST = 32_768  # video tokens, of 4 frames x 8 x 8 pixels: four times as many as it is meant for
 

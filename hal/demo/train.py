@@ -62,6 +62,7 @@ PLAN = (
     Phase("mixed", 1600, MIXED, (0.5, 0.44)),
     Phase("default size", 3500, DEFAULT, (0.44, 0.05)),
     Phase("large", 100, LARGE, (0.05, 0.02)),
+    Phase("default size again", 750, DEFAULT, (0.25, 0.02)),
 )
 
 

@@ -35,7 +35,8 @@ def pool(x: Tensor, block: int, valid: Tensor | None = None) -> Tensor:
 def top_k(scores: Tensor, k: int | Tensor) -> Tensor:
     """Keep the k highest of each row, exactly k of them: of equal scores, those with the lower index.
 
-    ``k`` is a number, or an int tensor of the rows' shape; it is clipped to 1 .. n.
+    ``k`` is a number, or an int tensor of the rows' shape; it is clipped to 1 .. n.  What is no number counts as the
+    highest, so that it is seen in what comes out.
     """
     order = scores.sort(dim=-1, descending=True, stable=True).indices
     n = scores.shape[-1]
@@ -44,7 +45,7 @@ def top_k(scores: Tensor, k: int | Tensor) -> Tensor:
         keep = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, first, True)
     else:
         keep = _scattered(order, torch.arange(n, device=scores.device) < k.clamp(1, n)[..., None])
-    return keep & (scores > -torch.inf)
+    return keep & ~scores.isneginf()
 
 
 def cumulative(probabilities: Tensor, p: float | Tensor, *, crossing: bool = True, at_least: int = 1) -> Tensor:
@@ -58,7 +59,7 @@ def cumulative(probabilities: Tensor, p: float | Tensor, *, crossing: bool = Tru
     if crossing:
         total = total - ordered
     first = (total <= p) | (torch.arange(order.shape[-1], device=order.device) < at_least)
-    return _scattered(order, first) & (probabilities > -torch.inf)
+    return _scattered(order, first) & ~probabilities.isneginf()
 
 
 def kth_value(scores: Tensor, k: int | Tensor, slack: float = 0.0) -> Tensor:
@@ -72,7 +73,7 @@ def kth_value(scores: Tensor, k: int | Tensor, slack: float = 0.0) -> Tensor:
     else:
         at = (k.clamp(1, n) - 1).expand(scores.shape[:-1])[..., None]
         least = scores.sort(dim=-1, descending=True).values.gather(-1, at.long())
-    return (scores >= least - slack) & (scores > -torch.inf)
+    return ~(scores < least - slack) & ~scores.isneginf()
 
 
 def _scattered(order: Tensor, first: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ class CUDA(Platform):
     title = "NVIDIA CUDA"
     # PyPI's torch 2.13.0 for Linux pins CUDA 13.0.3, nvidia-cudnn-cu13 9.20.0.48 and triton 3.7.1.
     software = {"torch": "2.13.0", "runtime": "13.0", "driver": "580.65.06", "cudnn": "9.20.0.48", "triton": "3.7.1"}
+    included = {"triton": "3.7.1"}
     distributed_backend = "nccl"
     visible_variable = "CUDA_VISIBLE_DEVICES"
 

@@ -13,6 +13,7 @@ class ROCm(Platform):
     device_type = "cuda"  # PyTorch calls them so
     # The AOTriton inside differs between AMD's and PyTorch's wheels, so a simulated machine does not say which it has.
     software = {"torch": "2.13.0", "runtime": "7.2", "triton": "3.7.1", f"env.{VARIABLE}": "unset"}
+    included = {"triton": "3.7.1"}
     distributed_backend = "nccl"  # RCCL, by PyTorch's name
     visible_variable = "HIP_VISIBLE_DEVICES"
 

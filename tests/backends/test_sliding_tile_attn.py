@@ -326,11 +326,9 @@ def test_a_folder_without_permission_is_said_when_settings_are_checked(tmp_path,
     (tmp_path / "tables").mkdir()
     monkeypatch.setattr(os, "access", lambda folder, mode: Path(folder).name == "tables")
     with pytest.raises(PolicyError, match=r"mask_strategy_file_path=.*s\.json: no permission to write in"):
-        Settings(
-            mask_strategy_file_path=str(tmp_path / "s.json"),
-            mask_search_path=str(tmp_path / "tables"),
-            sta_mode="STA_searching",
-        )
+        words = {"mask_strategy_file_path": str(tmp_path / "s.json"), "mask_search_path": str(tmp_path / "tables")}
+        searching = source.read({**words, "sta_mode": "STA_searching"})
+        config.settings(searching, hal.Catalog({}, {BACKEND.name: BACKEND}), BACKEND.name)
 
 
 # ---- the packages

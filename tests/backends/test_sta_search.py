@@ -260,7 +260,8 @@ def test_the_strategy_file_is_written_when_a_call_has_run(tmp_path, monkeypatch,
         run = native._bound(lambda q, k, v, **more: q, native.NAMES, tuning)
     else:
         run = portable.bind(Call(head_dim=8), tuning)
-    for when in (lambda x: True, lambda x: x.mask is not None):  # hal mask of a grid; of a generation, after a dense step
+    # As hal mask does: of a grid; of a generation, after a dense step.
+    for when in (lambda x: True, lambda x: x.mask is not None):
         with watched_masks(when, stop=True), pytest.raises(Seen):
             generation(run, steps=2, layers=1, grid=grid)
     with pytest.raises(CallError, match="windows for 2 heads"), position(step=1, steps=2, layer=0), hal.grid(*grid):

@@ -13,7 +13,7 @@ from diffusers import DiffusionPipeline
 import hal
 from hal.demo import digits, evaluate, judge, shipped
 
-SIZE, STEPS, GUIDANCE = (16, 64, 64), 10, 3.0  # 256 tokens
+SIZE, STEPS, GUIDANCE = (16, 64, 64), 10, shipped.DEFAULTS["guidance_scale"]  # 256 tokens
 LEAST = 6  # of ten prompts, one for each digit
 MOST_SHUFFLED = 2  # chance finds one
 PROMPTS = [

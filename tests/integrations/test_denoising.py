@@ -103,41 +103,57 @@ def test_a_grid_without_tokens_is_refused(wrong):
         pass
 
 
-def test_the_grid_says_on_which_side_diffusers_puts_the_text():
+SMALL = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "num_layers": 1,
+    "in_channels": 4,
+    "out_channels": 4,
+    "patch_size": 2,
+}
+COG = {
+    "time_embed_dim": 8,
+    "text_embed_dim": 8,
+    "sample_width": 8,
+    "sample_height": 8,
+    "sample_frames": 5,
+    "max_text_seq_length": 5,
+}
+SD3 = {
+    "sample_size": 8,
+    "joint_attention_dim": 8,
+    "caption_projection_dim": 32,
+    "pooled_projection_dim": 8,
+    "pos_embed_max_size": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("cls", "config", "latents", "more"),
+    [
+        ("CogVideoXTransformer3DModel", COG, (1, 2, 4, 8, 8), {}),
+        ("SD3Transformer2DModel", SD3, (1, 4, 8, 8), {"pooled_projections": torch.zeros(1, 8)}),
+    ],
+)
+def test_the_grid_says_on_which_side_diffusers_puts_the_text(cls, config, latents, more, monkeypatch):
     """In the first joint layer the rows of q that a change of the text changes are the grid's text rows."""
-    from diffusers import CogVideoXTransformer3DModel, SD3Transformer2DModel
+    import diffusers
 
     torch.manual_seed(0)
-    small = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1}
-    cog = CogVideoXTransformer3DModel(
-        **small, in_channels=4, out_channels=4, time_embed_dim=8, text_embed_dim=8, sample_width=8, sample_height=8,
-        sample_frames=5, patch_size=2, max_text_seq_length=5,
-    )  # fmt: skip
-    sd3 = SD3Transformer2DModel(
-        **small, in_channels=4, out_channels=4, sample_size=8, patch_size=2, joint_attention_dim=32, caption_projection_dim=32,
-        pooled_projection_dim=8, pos_embed_max_size=8,
-    )  # fmt: skip
-    cog_video, sd3_image = torch.randn(1, 2, 4, 8, 8), torch.randn(1, 4, 8, 8)
-    for model, latents, width, more in (
-        (cog.eval(), cog_video, 8, {}),
-        (sd3.eval(), sd3_image, 32, {"pooled_projections": torch.zeros(1, 8)}),
-    ):
-        queries: list[tuple[torch.Tensor, Grid]] = []
-        with hal.attach(model):
-            with pytest.MonkeyPatch.context() as patch:
-                real = hal.run.attention
+    model, video = getattr(diffusers, cls)(**SMALL, **config).eval(), torch.randn(latents)
+    queries, real = [], run.attention
 
-                def spy(q, *rest, layout, **arguments):
-                    queries.append((q.transpose(1, 2) if layout == "bhsd" else q, context.where().grid))
-                    return real(q, *rest, layout=layout, **arguments)
+    def spy(q, *rest, layout, **arguments):
+        queries.append((q.transpose(1, 2) if layout == "bhsd" else q, context.where().grid))
+        return real(q, *rest, layout=layout, **arguments)
 
-                patch.setattr(hal.run, "attention", spy)
-                for text in (torch.zeros(1, 5, width), torch.ones(1, 5, width)):
-                    model(latents, encoder_hidden_states=text, timestep=torch.ones(1), **more)
-        (one, grid), (two, _) = (x for x in queries if x[0].shape[1] == x[1].tokens + 5)
-        changed = (one != two).flatten(2).any(-1)[0].nonzero().flatten().tolist()
-        rows = range(5) if grid.text_first else range(grid.tokens, grid.tokens + 5)
-        assert changed == list(rows), type(model).__name__
+    monkeypatch.setattr(run, "attention", spy)
+    with hal.attach(model):
+        for text in (torch.zeros(1, 5, 8), torch.ones(1, 5, 8)):
+            model(video, encoder_hidden_states=text, timestep=torch.ones(1), **more)
+    (one, grid), (two, _) = (x for x in queries if x[0].shape[1] == x[1].tokens + 5)
+    changed = (one != two).flatten(2).any(-1)[0].nonzero().flatten().tolist()
+    assert changed == list(range(5) if grid.text_first else range(grid.tokens, grid.tokens + 5))
 
 
 def test_a_grid_that_somebody_has_set_is_left_as_it_is(named_pipeline, seen):

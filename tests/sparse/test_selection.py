@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hal
 from hal.sparse import cumulative, kth_value, top_k
 
 # Few values, so that there are ties; -inf is a block that is forbidden.
@@ -73,3 +76,16 @@ def test_more_is_kept_as_the_knob_rises(seed):
                       (cumulative(scores.softmax(-1), 0.3), cumulative(scores.softmax(-1), 0.6))):  # fmt: skip
         assert not (few & ~many).any()
         assert few.sum() < many.sum()
+
+
+def test_what_is_no_number_is_kept_so_that_it_is_seen():
+    scores = torch.tensor([[1.0, math.nan, 3.0, -math.inf]])
+    assert top_k(scores, 2).tolist() == [[False, True, True, False]]
+    assert kth_value(scores, 2)[0, 1] and cumulative(scores, 0.5)[0, 1]
+    q, k, v = (torch.randn(1, 150, 1, 16) for _ in range(3))
+    for wrong, rows in ((q, 1), (k, 150)):  # as dense attention has it
+        given = [x.clone() if x is wrong else x for x in (q, k, v)]
+        next(a for a, b in zip(given, (q, k, v)) if a is not b)[0, 0] = math.nan
+        with hal.scope(attention_backend_config={"video_sparse_attn": {"sparsity": 0.5}}), hal.grid(5, 6, 5):
+            out = hal.attention(*given, backend="video_sparse_attn")
+        assert out.isnan().any(-1).sum() == rows and not (out == 0).any()
