@@ -123,7 +123,7 @@ def test_every_device_is_compared_and_what_is_absent_is_no_unknown() -> None:
     two = {
         **facts,
         "devices": [facts["devices"][0], {"index": 1, "arch": "sm86", "memory": 2**34}],
-        "packages": {"triton": None},
+        "packages": {**facts["packages"], "flash_attn": None},
     }
     machines = [type(CATALOG.machine("h100")).from_json(f) for f in (facts, two)]
     a, b = (decided(n, m, CATALOG, typical()) for n, m in zip("ab", machines))

@@ -390,11 +390,11 @@ WHERE = [
     ("cuda:sm89", {"sgl_kernel": "0.4.10"}, "hybrid.fa3.sgl"),
     ("cuda:sm90", {"flash_attn_3": "3.0.0", "flash_attn_4": "4.0.0b36"}, "hybrid.fa3"),
     ("cuda:sm90", {"kernels": "0.17.2"}, "hybrid.fa3.hub"),
-    ("cuda:sm90", {"flash_attn_4": "4.0.0b36"}, "hybrid.portable"),
+    ("cuda:sm90", {"flash_attn_4": "4.0.0b36", "triton": None}, "hybrid.portable"),
     ("cuda:sm100", {"flash_attn_4": "4.0.0b36"}, "hybrid.fa4"),
     ("cuda:sm103", {"flash_attn_4": "4.0.0b36"}, "hybrid.fa4"),
     ("cuda:sm120", {"flash_attn_4": "4.0.0b36"}, "hybrid.fa4"),
-    ("cuda:sm121", {"flash_attn_4": "4.0.0b36"}, "hybrid.portable"),
+    ("cuda:sm121", {"flash_attn_4": "4.0.0b36", "triton": None}, "hybrid.portable"),
     ("cuda:sm90", {"triton": "3.7.0"}, "hybrid.triton"),
     ("cuda:sm121", {"triton": "3.7.0"}, "hybrid.triton"),
     ("rocm:gfx942", {"triton": "3.7.0"}, "hybrid.triton"),
@@ -410,7 +410,7 @@ def test_where_each_kernel_runs(machine, packages, kernel):
 
 @pytest.mark.parametrize("change", [{"dtype": "float16"}, {"head_dim": 96, "v_head_dim": 96}, {"grad": True}])
 def test_what_the_packages_do_not_take_the_portable_form_does(change):
-    assert decided("h100", PLAIN.but(**change), flash_attn_3="3.0.0").kernel == "hybrid.portable"
+    assert decided("h100", PLAIN.but(**change), flash_attn_3="3.0.0", triton=None).kernel == "hybrid.portable"
 
 
 @pytest.mark.parametrize("machine", ["h100", "b200", "mi300x", "m1", "cpu:x86-64-v3"])

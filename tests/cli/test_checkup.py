@@ -16,6 +16,7 @@ from hal.catalog import Catalog
 from hal.checkup import Check, Checkup, examine_machine, torch_fix
 from hal.cli.doctor import show
 from hal.cli.output import Screen
+from hal.errors import CallError
 from hal.facts import Device, Machine, Package
 from hal.platforms.cpu import CPU
 from hal.rows import Prefer, Row
@@ -266,3 +267,11 @@ def test_the_doctor_works_where_the_real_torch_npu_makes_import_torch_raise(proc
     assert {c["backend"] for c in found["checks"]} >= {"torch_sdpa"}
     healed = process("doctor", PYTHONPATH=str(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert healed.code == 0, healed.out
+
+
+def test_what_needs_more_than_a_small_call_is_not_tried_and_is_not_called_wrong():
+    def needy(q, k, v, m, varlen):
+        raise CallError("it needs the grid")
+
+    c = only(examined(kernel(run=needy)))
+    assert answers(c) == (True, True, True, None) and c.right.note == "not tried: CallError: it needs the grid"
