@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(BIN)/python -m hal.demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
