@@ -65,7 +65,7 @@ class Line:
         check(self.tests, facts, out)
         for feature, sure in features:
             if feature not in self.honours:
-                out.append(_not_honoured(feature, sure, self.kernel.name))
+                out.append(self._not_honoured(feature, sure))
         for rule in self.rules:
             if rule.waiver not in waive or not rule.waiver:
                 rule.check(facts, out)
@@ -76,29 +76,23 @@ class Line:
                 out.append(Reason("refused", "this call", "asked", "what PyTorch takes", note=said))
         return out
 
+    def _not_honoured(self, feature: str, sure: bool | None) -> Reason:
+        kernel, fix = self.kernel.name, _FEATURE_FIX.get(feature, "")
+        note = f"{feature} is asked for; {kernel} does not honour it" if sure else f"whether {feature} is asked for"
+        if feature == "mask.key_padding" and "varlen" in self.honours:
+            fix += ", or pack the sequences and call hal.attention_varlen"
+        return Reason(feature, feature, "asked for", f"not with {kernel}", False if sure else None, fix, note=note)
+
 
 _FEATURE_FIX = {
     "mask.bool": "drop attn_mask",
     "mask.additive": "drop attn_mask",
-    "mask.key_padding": "drop attn_mask, or pack the sequences and call hal.attention_varlen",
+    "mask.key_padding": "drop attn_mask",
     "dropout": "set dropout_p=0.0",
     "grad": "run under torch.no_grad()",
     "scale": "scale q beforehand and leave scale=None",
     "deterministic": "allow non-deterministic algorithms",
 }
-
-
-def _not_honoured(feature: str, sure: bool | None, kernel: str) -> Reason:
-    note = f"{feature} is asked for; {kernel} does not honour it" if sure else f"whether {feature} is asked for"
-    return Reason(
-        feature,
-        feature,
-        "asked for",
-        f"not with {kernel}",
-        False if sure else None,
-        _FEATURE_FIX.get(feature, ""),
-        note=note,
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal import schemas
+from hal import plugins, schemas
 from hal.backend import Backend, Kernel, Needs
 from hal.catalog import Catalog, read_known_bad
 from hal.errors import DeclarationError, HalError, NoKernelError, PlatformError, PolicyError
@@ -584,3 +584,21 @@ builtins.open = lambda *a, **k: sys.exit(f"opened {a}")
 print(hal.resolve(call.but(causal=True), machine, catalog).kernel, "torch" in sys.modules)
 """)
     assert (ran.code, ran.out.split()) == (0, ["sdpa.cpu", "False"]), ran.err
+
+
+def test_packing_is_advised_for_key_padding_only_where_the_kernel_takes_packed_sequences():
+    """A fix that the same kernel would refuse again is none."""
+    call, catalog = (
+        Call(dtype="float32", head_dim=64, heads=4, batch=1, q_len=288, mask="key_padding"),
+        plugins.catalog(),
+    )
+    against = {
+        "varlen" in c.line.honours: r.fix
+        for c in resolve(call, catalog.machine("x86"), catalog).candidates
+        for r in c.reasons
+        if r.id == "mask.key_padding" and c.line
+    }
+    assert against == {
+        True: "drop attn_mask, or pack the sequences and call hal.attention_varlen",
+        False: "drop attn_mask",
+    }

@@ -15,9 +15,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hal.backend import Backend, Kernel, Needs
+from hal import in_tree
+from hal.backend import Backend, Kernel
 from hal.backends.fa import FA3, FA3_HUB, FA3_SGL, FA4
-from hal.facts import FLOATS, HALF
+from hal.facts import FLOATS
 from hal.rules import Between, Rule, Same
 
 RING = Rule("ring.packed", {"ring": Between(2)}, note="states are summed over all frames, and a ring has a part of them",
@@ -50,12 +51,10 @@ TRITON = Kernel(
     f"{WHERE}.portable:triton",
     layout="bhsd",
     honours={"scale", "gqa", "varlen"},
-    limits={"dtype": HALF, "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")},
+    limits=in_tree.LIMITS,
     rules=(RING,),
     fittings=FITTINGS,
-    needs=(
-        Needs("triton", "triton", "jit", install="pip install triton", names=("pytorch-triton", "pytorch-triton-rocm")),
-    ),
+    needs=(in_tree.TRITON,),
     title="the window by hal's Triton kernel",
 )
 PORTABLE = Kernel(

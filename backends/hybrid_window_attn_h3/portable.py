@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hal.backends.video_sparse_attn_h3.portable import rows_here
 from hal.context import where
 from hal.errors import CallError
 from hal.facts import Call
@@ -19,6 +18,7 @@ from hal.fittings import Run, Varlen
 from hal.sparse import BlockMask, Order, PackedRows
 from hal.sparse import selected as glue
 from hal.sparse.given import take
+from hal.sparse.packed import rows_here
 
 from . import delta, window
 from .settings import Settings
@@ -66,7 +66,7 @@ def around(settings: Settings, in_window: Window, dense: Dense) -> Run:
         if varlen is not None:
             q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         at = where()
-        rows = rows_here(q.shape[2], at, varlen, NAME)
+        rows = rows_here(NAME, q.shape[2], at, varlen)
         parts = handed(q, rows, varlen is not None, settings)
         a, device = parts.architecture, q.device
         q, k, v = (x[:, :, : rows.used] for x in (q, k, v))

@@ -8,8 +8,9 @@ Paper: arXiv 2502.04507.
 
 from __future__ import annotations
 
+from hal import in_tree
 from hal.backend import Backend, Kernel, Needs
-from hal.facts import FLOATS, HALF
+from hal.facts import FLOATS
 from hal.rules import Between, Rule, Same
 
 RULES = (
@@ -56,11 +57,9 @@ TRITON = Kernel(
     "hal.backends.sliding_tile_attn.portable:triton",
     layout="bhsd",
     honours={"scale", "gqa", "lse", "mask.key_padding"},
-    limits={"dtype": HALF, "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")},
+    limits=in_tree.LIMITS,
     rules=RULES,
-    needs=(
-        Needs("triton", "triton", "jit", install="pip install triton", names=("pytorch-triton", "pytorch-triton-rocm")),
-    ),
+    needs=(in_tree.TRITON,),
     title="STA by hal's Triton kernel",
 )
 PORTABLE = Kernel(

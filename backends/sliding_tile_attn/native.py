@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal.context import Grid, where
+from hal.context import where
 from hal.errors import CallError
 from hal.facts import Call
 from hal.fittings import Run
@@ -106,8 +106,5 @@ def refusal(grid: tuple[int, int, int], text: int) -> str | None:
 
 def confirm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> str | None:
     """Whether the packages have the running grid.  A grid that is unknown or of another length is told of when it runs."""
-    grid: Grid | None = where().grid
-    tokens = q.shape[1 if call.layout == "bshd" else 2]
-    if grid is None or tokens not in (grid.tokens, grid.tokens + grid.text):
-        return None
-    return refusal((grid.frames, grid.height, grid.width), tokens - grid.tokens)
+    grid, text = where().grid, glue.text_here(q, call.layout)
+    return None if grid is None or text is None else refusal((grid.frames, grid.height, grid.width), text)

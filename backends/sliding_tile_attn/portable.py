@@ -20,7 +20,7 @@ from hal.sparse import selected as glue
 
 from . import strategy as files
 from . import tables
-from .searching import NAME, drawn, record
+from .searching import NAME, record
 from .settings import Settings
 from .strategy import Strategy, Window
 
@@ -77,7 +77,7 @@ def save(settings: Settings) -> None:
     """In the tuning modes, when a call has run: make the strategy file the tuned strategy, where it is another.
     Raises PolicyError.
     """
-    if not settings.tunes or drawn():
+    if not settings.tunes or glue.ends_here():
         return
     path, made = settings.mask_strategy_file_path, settings.tuned()
     if _saved.get(path) == (_stamp(path), made):

@@ -79,7 +79,7 @@ def record(
     several = windows(settings, order)
     grid, tiles = order.grid, order.tiles
     head = tables.Head(grid, tiles, at.steps, full.shape[1], several)
-    if drawn():
+    if glue.ends_here():
         return
     rows = None if valid is None else valid[:, 0, 0, :, None]
     with torch.no_grad():
@@ -89,11 +89,6 @@ def record(
     tables.add(now.path, (step, layer, now.calls[step, layer]), l2.tolist(), l1.tolist())
     now.step = step
     now.calls[step, layer] += 1
-
-
-def drawn() -> bool:
-    """Whether calls are run for a picture alone, which leaves no files behind."""
-    return any(stop for _, _, stop in glue._watchers.get())
 
 
 def windows(settings: Settings, order: Order) -> tuple[Window, ...]:

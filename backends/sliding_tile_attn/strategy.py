@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
-from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 from hal.errors import PolicyError
+from hal.files import replacing
 
 Window = tuple[int, int, int]
 ENTRY = 'an entry is "step_layer_head": [frames, rows, columns], numbers of tiles from 1'
@@ -121,12 +120,8 @@ def write(path: str, strategy: Strategy) -> None:
         for layer, heads in enumerate(layers)
         for head, window in enumerate(heads)
     }
-    part = Path(f"{path}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        part.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
-        os.replace(part, path)
+        with replacing(Path(path)) as part:
+            part.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
     except OSError as e:
         raise PolicyError(f"cannot write the strategy file {path}: {e}") from e
-    finally:
-        with suppress(OSError):
-            part.unlink()

@@ -7,8 +7,9 @@ Paper: arXiv 2505.13389.
 
 from __future__ import annotations
 
+from hal import in_tree
 from hal.backend import Backend, Kernel, Needs
-from hal.facts import FLOATS, HALF
+from hal.facts import FLOATS
 from hal.rules import Between, Rule, Same
 
 RING = Rule("ring.grid", {"ring": Between(2)}, note="tiles are chosen among all of a video's, and a ring has a part of them",
@@ -49,11 +50,9 @@ TRITON = Kernel(
     "hal.backends.video_sparse_attn.portable:triton",
     layout="bhsd",
     honours={"scale", "gqa"},
-    limits={"dtype": HALF, "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")},
+    limits=in_tree.LIMITS,
     rules=(RING,),
-    needs=(
-        Needs("triton", "triton", "jit", install="pip install triton", names=("pytorch-triton", "pytorch-triton-rocm")),
-    ),
+    needs=(in_tree.TRITON,),
     title="VSA by hal's Triton kernel",
 )
 PORTABLE = Kernel(

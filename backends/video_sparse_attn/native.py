@@ -41,7 +41,7 @@ def _bound(function: Callable[..., Any], settings: Settings) -> Run:
         sizes = {"variable_block_sizes": order.valid, **({"q_variable_block_sizes": order.valid} if both else {})}
         weight = None  # the package takes None for a weight of 1
         if is_given("gate"):
-            given = glue.taken_gate(v)
+            given = glue.taken_gate(v.shape)
             assert given is not None
             weight = order.to_blocks(given.to(q.dtype))
         elif not branch:
@@ -61,9 +61,8 @@ def _bound(function: Callable[..., Any], settings: Settings) -> Run:
 
 def confirm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> str | None:
     """The packages order video tokens only."""
-    grid = where().grid
-    tokens = q.shape[1 if call.layout == "bshd" else 2]
-    return _text(grid.text) if grid is not None and grid.text and tokens == grid.tokens + grid.text else None
+    text = glue.text_here(q, call.layout)
+    return _text(text) if text else None
 
 
 def _text(tokens: int) -> str:

@@ -7,9 +7,10 @@ Conditions: hao-ai-lab/FastVideo, fastvideo/attention/backends/video_sparse_attn
 
 from __future__ import annotations
 
-from hal.backend import Backend, Kernel, Needs
-from hal.facts import FLOATS, HALF
-from hal.rules import Between, Rule, Same
+from hal import in_tree
+from hal.backend import Backend, Kernel
+from hal.facts import FLOATS
+from hal.rules import Between, Rule
 
 RING = Rule("ring.packed", {"ring": Between(2)}, note="tiles are chosen among all rows of the packed sequence, and a ring has a part of them",
             fix="split heads instead: Ulysses")  # fmt: skip
@@ -20,12 +21,10 @@ TRITON = Kernel(
     "hal.backends.video_sparse_attn_h3.portable:triton",
     layout="bhsd",
     honours={"scale", "gqa", "varlen"},
-    limits={"dtype": HALF, "head_dim": frozenset({64, 128}), "v_head_dim": Same("head_dim")},
+    limits=in_tree.LIMITS,
     rules=(RING,),
     fittings=FITTINGS,
-    needs=(
-        Needs("triton", "triton", "jit", install="pip install triton", names=("pytorch-triton", "pytorch-triton-rocm")),
-    ),
+    needs=(in_tree.TRITON,),
     title="VSA-H3 by hal's Triton kernel",
 )
 PORTABLE = Kernel(

@@ -1,4 +1,4 @@
-"""VSA-H3 in PyTorch: where the rows lie, the selector, and its run on any device."""
+"""VSA-H3 in PyTorch: the selector, and its run on any device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from hal.facts import Call
 from hal.fittings import Run, Varlen
 from hal.sparse import PackedRows, pool, top_k
 from hal.sparse import selected as glue
-from hal.sparse.given import take
-from hal.sparse.packed import PackedOrder
+from hal.sparse.packed import PackedOrder, rows_here
 
 from .settings import Settings
 
@@ -37,13 +36,13 @@ def bind(call: Call, settings: Settings, kernel: str | None = None) -> Run:
         if varlen is not None:
             q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         at = where()
-        rows = rows_here(q.shape[2], at, varlen)
+        rows = rows_here(NAME, q.shape[2], at, varlen)
         if settings.vsa_mode == "compete" and rows.videos > 1:
             raise CallError(
                 f"{NAME}: vsa_mode=compete is for one video, and the packed rows {rows} have {rows.videos}; "
                 "choose vsa_mode=exempt"
             )
-        gate = gate_here(q, v, varlen is not None)
+        gate = glue.taken_gate((*q.shape[:3], v.shape[-1]), "rows", packed=varlen is not None)
         sparsity = sparsity_here(settings, at)
         q, k, v = (x[:, :, : rows.used] for x in (q, k, v))
         out = attend(q, k, v, gate, rows, at, sparsity, settings, scale, kernel)
@@ -92,63 +91,6 @@ def kept(scores: Tensor, order: PackedOrder, sparsity: float, settings: Settings
 
 
 # ---- where the call stands
-
-
-def rows_here(tokens: int, at: Position, varlen: Varlen | None, backend: str = NAME) -> PackedRows:
-    """How the call's rows lie: as given, else as the running grid says.  Raises CallError where they are others."""
-    rows: PackedRows | None = take("rows")
-    g = at.grid
-    if rows is None and g is not None:
-        text = (g.text,) if g.text and tokens != g.tokens else ()
-        before, after = (text, ()) if g.text_first else ((), text)
-        rows = PackedRows(before, (g.frames, g.height, g.width), after)
-    if rows is None:
-        raise CallError(
-            f"{backend} needs to know how its {tokens} packed rows lie, and nothing says so; write with "
-            "hal.sparse.given(rows=hal.sparse.PackedRows(prefix=(TEXT, PICTURES, SOUND), video=(frames, rows, columns), "
-            "pad=PAD)) around the call, or hal.attach a MiniMaxH3Transformer3DModel"
-        )
-    if tokens != rows.tokens:
-        raise CallError(
-            f"{backend} was given {tokens} rows, and the packed rows are {rows}: {rows.tokens} in all; "
-            "give the rows of this call"
-        )
-    if varlen is not None:
-        check(rows, varlen, backend)
-    return rows
-
-
-def check(rows: PackedRows, varlen: Varlen, backend: str = NAME) -> None:
-    """Raises CallError where cu_seqlens does not tell one sequence, and perhaps the pad rows after it.
-
-    Its values are read on a CPU only: elsewhere that waits for the device, and how many sequences there are and the longest
-    of them tell as much in every likely case.
-    """
-    ends = [0, rows.used, rows.tokens] if rows.pad else [0, rows.used]
-    if varlen.cu_q.is_cpu:
-        told, right = f"{varlen.cu_q.tolist()[:16]}", varlen.cu_q.tolist() in (ends, [0, rows.tokens])
-    else:
-        n, most = varlen.cu_q.numel() - 1, varlen.max_q
-        told = f"{n} sequence{'s' * (n != 1)} of up to {most} rows (max_seqlen)"
-        right = (n == len(ends) - 1 and most >= max(rows.used, rows.pad)) or (n == 1 and most >= rows.tokens)
-    if not right:
-        raise CallError(
-            f"{backend} takes one packed sequence, and the packed rows are {rows}; cu_seqlens tells {told}; "
-            f"allowed: {ends}{f' or [0, {rows.tokens}], whose pad rows are no keys' if rows.pad else ''}"
-        )
-
-
-def gate_here(q: Tensor, v: Tensor, packed: bool) -> Tensor | None:
-    """The given gate as [B, H, rows, Dv]; None: none is given.  Raises CallError for another shape."""
-    gate: Tensor | None = take("gate")
-    if gate is None:
-        return None
-    (b, h, s), d = q.shape[:3], v.shape[-1]
-    wanted = (s, h, d) if packed else (b, s, h, d)
-    if gate.shape != wanted:
-        axes = "[rows, H, Dv]" if packed else "[B, rows, H, Dv]"
-        raise CallError(f"the gate has shape {tuple(gate.shape)}; it must be {axes}, here {wanted}")
-    return (gate[None] if packed else gate).transpose(1, 2)
 
 
 def sparsity_here(settings: Settings, at: Position) -> float:

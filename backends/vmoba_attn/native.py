@@ -79,9 +79,8 @@ def _bounds(tokens: int, device: torch.device) -> Tensor:
 
 def confirm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> str | None:
     """The packages order video tokens only."""
-    grid = where().grid
-    tokens = q.shape[1 if call.layout == "bshd" else 2]
-    return _text(grid.text) if grid is not None and grid.text and tokens == grid.tokens + grid.text else None
+    text = glue.text_here(q, call.layout)
+    return _text(text) if text else None
 
 
 def _text(tokens: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .generate import _progress, said, warning
-from .options import as_json, installed
+from .options import as_json, installed, sized
 from .output import emit, screen
 
 
@@ -27,10 +27,7 @@ from .output import emit, screen
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--steps", "num_inference_steps", type=click.IntRange(1), metavar="N", help="Denoising steps.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="The noise that all begin with.")
-@click.option("--num-frames", type=click.IntRange(1), metavar="N", help="Frames of a video.")
-@click.option("--height", type=click.IntRange(1), metavar="N", help="Pixels.")
-@click.option("--width", type=click.IntRange(1), metavar="N", help="Pixels.")
-@click.option("--guidance-scale", type=float, metavar="X", help="How closely to follow the prompt.")
+@sized()
 @click.option("--device", metavar="NAME", help="Where to run; else the active platform's device.")
 @as_json
 def command(

@@ -74,10 +74,7 @@ def warning(text: str) -> None:
     metavar="N",
     help="So many, from --seed, --seed + 1, ...; each has its seed at the end of its name.",
 )
-@click.option("--num-frames", type=click.IntRange(1), metavar="N", help="Frames of a video.")
-@click.option("--height", type=click.IntRange(1), metavar="N", help="Pixels.")
-@click.option("--width", type=click.IntRange(1), metavar="N", help="Pixels.")
-@click.option("--guidance-scale", type=float, metavar="X", help="How closely to follow the prompt.")
+@options.sized()
 @click.option("--fps", type=click.IntRange(1), default=16, show_default=True, metavar="N", help="Frames a second.")
 @click.option("--dtype", metavar="NAME", help="float32, bfloat16 or float16; else that of the weights.")
 @click.option("--device", metavar="NAME", help="Where to run; else the active platform's device.")

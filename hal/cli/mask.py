@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from typing import Any
 import click
 
 from ..errors import AttachError, PolicyError
+from ..files import replacing
 from .generate import _progress
-from .options import as_json, installed
+from .options import as_json, installed, sized
 from .output import emit, screen
 
 GENERATION = ("model_path", "steps", "seed", "num_frames", "height", "width", "guidance_scale", "device", "kernel")
@@ -64,10 +63,7 @@ def _three(ctx: click.Context, param: click.Parameter, given: str | None) -> tup
 @click.option("--kernel", metavar="NAME", help="With --prompt: the kernel that runs.")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="With --prompt: denoising steps.")
 @click.option("--seed", type=int, metavar="N", help="With --prompt: of the noise.")
-@click.option("--num-frames", type=click.IntRange(1), metavar="N", help="With --prompt: frames of a video.")
-@click.option("--height", type=click.IntRange(1), metavar="N", help="With --prompt: pixels.")
-@click.option("--width", type=click.IntRange(1), metavar="N", help="With --prompt: pixels.")
-@click.option("--guidance-scale", type=float, metavar="X", help="With --prompt: how closely to follow it.")
+@sized("With --prompt: ")
 @click.option("--device", metavar="NAME", help="With --prompt: where to run.")
 @as_json
 def command(
@@ -114,17 +110,12 @@ def command(
     order, at = seen[0].order, seen[0].position
     density = sum(p.density * len(p.heads) for p in found) / sum(len(p.heads) for p in found)
     said = _where(order, at)
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part.png")
+    title = f"{of.name}: {density:.1%} of all pairs of query and key kept\n{said}"
     try:
-        pictures.draw(
-            found, order, part, f"{of.name}: {density:.1%} of all pairs of query and key kept\n{said}", query, heads
-        )
-        os.replace(part, path)
+        with replacing(path) as part:
+            pictures.draw(found, order, part, title, query, heads)
     except OSError as e:
         raise AttachError(f"cannot write {str(path)!r}: {e}") from e
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
     if as_json:
         return emit(
             {

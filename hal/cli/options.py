@@ -69,6 +69,26 @@ def on_machine(f: Callable[..., Any]) -> Callable[..., Any]:
     return f
 
 
+def sized(when: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Sizes of what is generated, and guidance; ``when`` says of each with what it goes."""
+
+    def option(name: str, kind: Any, metavar: str, text: str) -> Callable[..., Any]:
+        text = f"{when}{text[0].lower()}{text[1:]}" if when else text
+        return click.option(name, type=kind, metavar=metavar, help=text)
+
+    def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
+        for one in (
+            option("--guidance-scale", float, "X", "How closely to follow the prompt."),
+            option("--width", click.IntRange(1), "N", "Pixels."),
+            option("--height", click.IntRange(1), "N", "Pixels."),
+            option("--num-frames", click.IntRange(1), "N", "Frames of a video."),
+        ):
+            f = one(f)
+        return f
+
+    return decorate
+
+
 def choosing(f: Callable[..., Any]) -> Callable[..., Any]:
     """What people say of the choice, as ``words`` for hal.choices; and ``config``, a settings file that comes after."""
 

@@ -22,7 +22,7 @@ from ..policy import DENOISER
 from ..sparse.selected import watched_masks
 from . import limits, media
 from .attachment import attach
-from .generation import check_arguments, explained, reporting
+from .generation import check_arguments, explaining, reporting
 from .loading import load, pipeline_class
 
 if TYPE_CHECKING:
@@ -136,10 +136,8 @@ def _run(
     start = time.perf_counter()
     with attach(pipeline, **variant.words) as attachment, _kept() as (kept, measuring):
         reported = reporting(pipeline, told)
-        try:
+        with explaining(type(pipeline), attachment):
             made = pipeline(prompt=prompt, generator=generator, output_type="np", **arguments, **reported)
-        except Exception as e:
-            raise explained(e, type(pipeline), attachment) from e
     seconds = time.perf_counter() - start - sum(measuring)
     images = getattr(made, "frames", None)
     images = made.images if images is None else images[0]

@@ -152,11 +152,8 @@ def generate(
             for number, (path, one) in enumerate(zip(paths, seeds)):
                 told = reporting(pipeline, progress, number, videos)
                 generator = torch.Generator("cpu").manual_seed(one)
-                try:
+                with explaining(cls, ran, compiled, said):
                     made = pipeline(prompt=prompt, generator=generator, output_type="pil", **call, **told)
-                except Exception as e:
-                    error = explained(e, cls, ran, compiled, said)
-                    raise error from (None if error is e else e)
                 if isinstance(ran, Attachment):
                     ran.check_used()
                 images = _images(made, cls.__name__)
@@ -307,6 +304,16 @@ def _check_served(attachment: Attachment) -> None:
                 exact = [c for c in d.candidates if c.backend.quality == "exact"]  # nobody is given another unasked
                 if d.error and (asked or all(c.verdict is False for c in exact)):
                     raise d.refusal()
+
+
+@contextmanager
+def explaining(cls: type, ran: Any, compiled: tuple[str, ...] = (), said: Any = _as_argument) -> Iterator[None]:
+    """What the pipeline raises inside is raised as :func:`explained` tells it."""
+    try:
+        yield
+    except Exception as e:
+        error = explained(e, cls, ran, compiled, said)
+        raise error from (None if error is e else e)
 
 
 def explained(e: Exception, cls: type, ran: Any, compiled: tuple[str, ...] = (), said: Any = _as_argument) -> Exception:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AttachError
+from ..files import beside, replacing
 
 SUFFIXES = (".png", ".gif", ".mp4")
 
@@ -46,14 +47,9 @@ def _check(path: Path) -> None:
         )
     with suppress(FileNotFoundError):
         path.stat()
-    part = _part(path)
+    part = beside(path)
     part.touch()
     part.unlink()
-
-
-def _part(path: Path) -> Path:
-    """The file beside ``path`` that is written first."""
-    return path.with_name(f".hal-{os.getpid()}.part{path.suffix.lower()}")
 
 
 def free(path: Path, force: bool, fix: str) -> None:
@@ -111,19 +107,14 @@ def _taken(path: Path) -> Path:
 
 def _save(frames: Sequence[Any], path: Path, fps: int) -> None:
     suffix = path.suffix.lower()
-    part = _part(path)
     images = [image.convert("RGB") for image in frames]
-    try:
+    with replacing(path) as part:
         if suffix == ".png":
             sheet(images).save(part, "PNG")
         elif suffix == ".gif":
             images[0].save(part, "GIF", save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0)
         else:
             _mp4(images, part, fps)
-        os.replace(part, path)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def sheet(images: Sequence[Any], gap: int = 2) -> Any:

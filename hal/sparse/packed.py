@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..context import Position
 from ..errors import CallError
+from ..fittings import Varlen
+from .given import take
 from .order import Grid, Order
 
 
@@ -91,6 +94,53 @@ class PackedOrder(Order):
     @property
     def video(self) -> slice:
         return slice(*self.regions[self.target])
+
+
+def rows_here(backend: str, tokens: int, at: Position, varlen: Varlen | None) -> PackedRows:
+    """How the call's rows lie: as given, else as the running grid says.  Raises CallError where they are others."""
+    rows: PackedRows | None = take("rows")
+    g = at.grid
+    if rows is None and g is not None:
+        text = (g.text,) if g.text and tokens != g.tokens else ()
+        before, after = (text, ()) if g.text_first else ((), text)
+        rows = PackedRows(before, (g.frames, g.height, g.width), after)
+    if rows is None:
+        raise CallError(
+            f"{backend} needs to know how its {tokens} packed rows lie, and nothing says so; write with "
+            "hal.sparse.given(rows=hal.sparse.PackedRows(prefix=(TEXT, PICTURES, SOUND), video=(frames, rows, columns), "
+            "pad=PAD)) around the call, or hal.attach a MiniMaxH3Transformer3DModel"
+        )
+    if tokens != rows.tokens:
+        raise CallError(
+            f"{backend} was given {tokens} rows, and the packed rows are {rows}: {rows.tokens} in all; "
+            "give the rows of this call"
+        )
+    if varlen is not None:
+        _check(backend, rows, varlen)
+    return rows
+
+
+def _check(backend: str, rows: PackedRows, varlen: Varlen) -> None:
+    """Raises CallError where cu_seqlens does not tell one sequence, and perhaps the pad rows after it.
+
+    Its values are read on a CPU only: elsewhere that waits for the device, and how many sequences there are and the longest
+    of them tell as much in every likely case.
+    """
+    ends = [0, rows.used, rows.tokens] if rows.pad else [0, rows.used]
+    if varlen.cu_q.is_cpu:
+        told, right = f"{varlen.cu_q.tolist()[:16]}", varlen.cu_q.tolist() in (ends, [0, rows.tokens])
+    else:
+        n, most = varlen.cu_q.numel() - 1, varlen.max_q
+        told = f"{n} sequence{'s' * (n != 1)} of up to {most} rows (max_seqlen)"
+        right = (n == len(ends) - 1 and most >= max(rows.used, rows.pad)) or (n == 1 and most >= rows.tokens)
+    if not right:
+        raise CallError(
+            f"{backend} takes one packed sequence, and the packed rows are {rows}; cu_seqlens tells {told}; "
+            f"allowed: {ends}{f' or [0, {rows.tokens}], whose pad rows are no keys' if rows.pad else ''}"
+        )
+
+
+# ---- parts
 
 
 def _rows(x: Any) -> bool:

@@ -6,7 +6,7 @@ tile, device and settings, so a step builds nothing anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def run(
             out = order.from_blocks(out)
             stats = None if stats is None else order.from_blocks(stats, -1)
         if chosen.coarse is not None:
-            out = with_coarse(out, chosen.coarse, order, taken_gate(out))
+            out = with_coarse(out, chosen.coarse, order, taken_gate(out.shape))
         return (out, stats) if lse else out
 
     return attend
@@ -138,7 +138,18 @@ def watch(backend: str, at: Position, masks: Any, order: Order | None) -> None:
             raise Seen
 
 
+def ends_here() -> bool:
+    """Whether a watcher may end the calls here: they are run for a picture alone, and leave no files behind."""
+    return any(stop for _, _, stop in _watchers.get())
+
+
 # ---- the grid
+
+
+def text_here(q: Tensor, layout: str | None) -> int | None:
+    """Text tokens among those of q, by the running grid; None: it is unknown, or of another length.  For ``confirm``."""
+    grid, tokens = where().grid, q.shape[1 if layout == "bshd" else 2]
+    return None if grid is None or tokens not in (grid.tokens, grid.tokens + grid.text) else tokens - grid.tokens
 
 
 def order_here(backend: str, tokens: int, tile: Grid, device: torch.device, at: Position) -> Order:
@@ -252,12 +263,17 @@ def with_coarse(out: Tensor, coarse: Tensor, order: Any, gate: Tensor | None) ->
     return torch.stack(sums, 1)
 
 
-def taken_gate(out: Tensor) -> Tensor | None:
-    """The given gate as [B, H, S, Dv] for ``out`` of that shape; None: none is given.  Raises CallError for another shape."""
-    gate = take("gate")
+def taken_gate(shape: Sequence[int], axis: str = "S", packed: bool = False) -> Tensor | None:
+    """The given gate as [B, H, S, Dv] for an output of that shape; None: none is given.
+
+    It is given as the caller's output lies: [B, S, H, Dv], of one ``packed`` sequence without the batch.  Raises CallError
+    for another shape, in which ``axis`` names the tokens.
+    """
+    gate: Tensor | None = take("gate")
     if gate is None:
         return None
-    b, h, s, d = out.shape
-    if gate.shape != (b, s, h, d):
-        raise CallError(f"the gate has shape {tuple(gate.shape)}; it must be [B, S, H, Dv], here {(b, s, h, d)}")
-    return gate.transpose(1, 2)
+    b, h, s, d = shape
+    axes, wanted = (f"[{axis}, H, Dv]", (s, h, d)) if packed else (f"[B, {axis}, H, Dv]", (b, s, h, d))
+    if gate.shape != wanted:
+        raise CallError(f"the gate has shape {tuple(gate.shape)}; it must be {axes}, here {wanted}")
+    return (gate[None] if packed else gate).transpose(1, 2)

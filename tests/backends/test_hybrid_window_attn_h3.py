@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_device import DEVICE, agreeing
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -470,24 +471,12 @@ def outs(kind, dtype, device="cpu"):
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_the_triton_kernel_gives_what_the_portable_form_gives(python):
-    code = CALL + (
-        "for dtype, loose in ((torch.float16, 2e-3),):\n"
-        "    for a_, b_ in zip(outs('triton', dtype), outs('bind', dtype)):\n"
-        "        torch.testing.assert_close(a_, b_, atol=loose, rtol=loose)\n"
-        "print('same')\n"
-    )
+    code = CALL + agreeing("triton", "bind", {"float16": 2e-3})
     ran = python(code, TRITON_INTERPRET="1")
     assert (ran.code, ran.out) == (0, "same\n"), ran.err
 
 
 def test_a_device_without_float64(python):
-    device = runpy.run_path(str(Path(__file__).parents[1] / "sparse" / "test_devices.py"))["DEVICE"]
-    code = device + CALL + (
-        "for dtype, loose in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):\n"
-        "    for a_, b_ in zip(outs('bind', dtype, 'fake'), outs('bind', dtype)):\n"
-        "        assert a_.device.type == 'fake'\n"
-        "        torch.testing.assert_close(a_.cpu(), b_, atol=loose, rtol=loose)\n"
-        "print('same')\n"
-    )  # fmt: skip
+    code = DEVICE + CALL + agreeing("bind", "bind", {"float32": 1e-4, "bfloat16": 5e-2}, "fake")
     ran = python(code)
     assert (ran.code, ran.out) == (0, "same\n"), ran.err

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import runpy
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
+from fake_device import DEVICE, agreeing
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -308,7 +307,7 @@ def test_a_gate_must_fit(packed_form):
     wanted = r"\[rows, H, Dv\], here \(492, 2, 8\)" if packed_form else r"\[B, rows, H, Dv\], here \(1, 492, 2, 8\)"
     with pytest.raises(CallError, match=r"\(1, 2, 492, 8\); it must be " + wanted):
         with sparse.given(gate=gate):
-            portable.gate_here(q, v, packed_form)
+            glue.taken_gate((*q.shape[:3], v.shape[-1]), "rows", packed_form)
 
 
 # ---- through hal
@@ -435,25 +434,13 @@ def outs(kind, dtype, device="cpu"):
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_the_triton_kernel_gives_what_the_portable_form_gives(python):
-    code = CALL + (
-        "for dtype, loose in ((torch.float32, 1e-5), (torch.float16, 2e-3)):\n"
-        "    for a, b in zip(outs('triton', dtype), outs('portable', dtype)):\n"
-        "        torch.testing.assert_close(a, b, atol=loose, rtol=loose)\n"
-        "print('same')\n"
-    )
+    code = CALL + agreeing("triton", "portable", {"float32": 1e-5, "float16": 2e-3})
     ran = python(code, TRITON_INTERPRET="1")
     assert (ran.code, ran.out) == (0, "same\n"), ran.err
 
 
 def test_a_device_without_float64(python):
-    device = runpy.run_path(str(Path(__file__).parents[1] / "sparse" / "test_devices.py"))["DEVICE"]
-    code = device + CALL + (
-        "for dtype, loose in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):\n"
-        "    for a, b in zip(outs('portable', dtype, 'fake'), outs('portable', dtype)):\n"
-        "        assert a.device.type == 'fake'\n"
-        "        torch.testing.assert_close(a.cpu(), b, atol=loose, rtol=loose)\n"
-        "print('same')\n"
-    )  # fmt: skip
+    code = DEVICE + CALL + agreeing("portable", "portable", {"float32": 1e-5, "bfloat16": 5e-2}, "fake")
     ran = python(code)
     assert (ran.code, ran.out) == (0, "same\n"), ran.err
 
