@@ -14,6 +14,7 @@ from . import digits
 
 FRAMES, PIXELS = 4, 8  # frames and pixels (a side) in one token
 CHANNELS = 12  # latent channels
+CONSTANT = 2000.0  # what the VAE adds to its hidden values, see build_vae
 
 
 def _patches(video: torch.Tensor) -> torch.Tensor:
@@ -40,6 +41,15 @@ class Codec:
     @classmethod
     def of(cls, state: dict[str, torch.Tensor]) -> Codec:
         return cls(state["basis"], state["std"], state["taps"])
+
+    @classmethod
+    def of_vae(cls, vae: Any) -> Codec:
+        """The map that a VAE of `build_vae` holds."""
+        wide = vae.decoder.conv_out.conv.weight.size(1)
+        gain = math.sqrt(wide) / CONSTANT
+        basis = vae.encoder.conv_in.conv.weight[:CHANNELS, : FRAMES * PIXELS**2, 2, 1, 1] * 6
+        taps = vae.decoder.conv_out.conv.weight[: FRAMES * PIXELS**2, :CHANNELS] * gain / 2
+        return cls(basis.detach().float(), vae.latents_std.float(), taps.detach().float().contiguous())
 
     @classmethod
     def fit(cls, clips: int = 160, seed: int = 0) -> Codec:
@@ -74,7 +84,7 @@ class Codec:
     def build_vae(self) -> Any:
         from diffusers import AutoencoderKLLTXVideo
 
-        wide, constant = 2 * CHANNELS + 1, 2000.0
+        wide = 2 * CHANNELS + 1
         vae = AutoencoderKLLTXVideo(
             # the class multiplies these by PIXELS**2 but not by FRAMES, so FRAMES goes in here
             in_channels=3 * FRAMES, out_channels=3 * FRAMES, latent_channels=CHANNELS,
@@ -85,7 +95,7 @@ class Codec:
         ).eval()  # fmt: skip
         # Inside, a value x travels as (x, -x, constant): the constant makes the RMS norm a fixed factor, and
         # silu(x) - silu(-x) = x undoes the activation.
-        gain = math.sqrt(wide) / constant
+        gain = math.sqrt(wide) / CONSTANT
         with torch.no_grad():
             for parameter in vae.parameters():
                 parameter.zero_()
@@ -95,13 +105,13 @@ class Codec:
             enter.bias[:CHANNELS] = grey.sum(1)
             enter.weight[CHANNELS:-1] = -enter.weight[:CHANNELS]
             enter.bias[CHANNELS:-1] = -enter.bias[:CHANNELS]
-            enter.bias[-1] = constant
+            enter.bias[-1] = CONSTANT
             eye = torch.eye(CHANNELS)
             leave.weight[:CHANNELS, :-1, 2, 1, 1] = torch.cat([eye, -eye], 1) / gain
             leave.bias[CHANNELS] = -30.0  # log variance
             enter, leave = vae.decoder.conv_in.conv, vae.decoder.conv_out.conv
             enter.weight[:-1, :, 1, 1, 1] = torch.cat([eye, -eye])
-            enter.bias[-1] = constant
+            enter.bias[-1] = CONSTANT
             leave.weight[:, :-1] = torch.cat([self.taps, -self.taps], 1).repeat(3, 1, 1, 1, 1) * 2 / gain
             leave.bias.fill_(-1.0)
             vae.latents_std.copy_(self.std)

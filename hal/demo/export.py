@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from . import recipe
 from .codec import Codec
+from .train import RECORD
 
 
 def pipeline_of(state: dict[str, Any]) -> Any:
@@ -32,7 +34,9 @@ def pipeline_of(state: dict[str, Any]) -> Any:
 @click.argument("folder", type=click.Path(path_type=Path))
 def main(run: Path, folder: Path) -> None:
     """Write the model of the run RUN to FOLDER."""
-    pipeline_of(torch.load(run / "checkpoint.pt", weights_only=True)).save_pretrained(folder)
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    pipeline_of(state).save_pretrained(folder)
+    (folder / RECORD).write_text(json.dumps({k: state[k] for k in ("step", "seconds", "cpu_seconds")}), "utf-8")
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     click.echo(f"{folder}: {size / 2**20:.2f} MiB")
 

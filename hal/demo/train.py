@@ -10,7 +10,6 @@ them its own caption projection learns.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ import click
 import numpy as np
 import torch
 
+from ..files import replacing
 from . import recipe
 from .batches import Batch, Load, make_batch
 from .codec import Codec
@@ -29,6 +29,7 @@ SEED = 0
 DROP_PROMPT = 0.1  # share of empty captions, for guidance
 LEARNING_RATE = 2e-3
 WARM_UP = 30  # steps
+RECORD = "training.json"  # in a pipeline folder: where its training stood
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,15 @@ DEFAULT = (
     Load(1, (8, 8, 8), 0.05, islands=2),
 )
 LARGE = (Load(1, (4, 16, 16), 0.4, 0.5), Load(1, (8, 8, 8), 0.55, islands=3), Load(1, (8, 32, 32), 0.05, 0.5))
+# Far positions and many tokens, each at a price that a core can pay: one frame of the large canvas, or more frames of the small.
+WIDE = (
+    Load(3, (4, 8, 8), 0.12, pair=0.35),
+    Load(1, (4, 16, 16), 0.58, pair=0.6),
+    Load(1, (1, 32, 32), 0.1, pair=0.5),
+    Load(1, (2, 32, 32), 0.08, pair=0.5),
+    Load(1, (8, 16, 16), 0.1, pair=0.5),
+    Load(1, (8, 32, 32), 0.02, pair=0.5),
+)
 PLAN = (
     Phase("one digit", 1500, (ONE,), (1.0, 0.9)),
     Phase("places", 7100, PLACES, (0.9, 0.7)),
@@ -63,6 +73,8 @@ PLAN = (
     Phase("default size", 3500, DEFAULT, (0.44, 0.05)),
     Phase("large", 100, LARGE, (0.05, 0.02)),
     Phase("default size again", 750, DEFAULT, (0.25, 0.02)),
+    Phase("wide", 9000, WIDE, (0.4, 0.3)),
+    Phase("wide, end", 5000, WIDE, (0.3, 0.02)),
 )
 
 
@@ -93,6 +105,7 @@ class Trainer:
         )
         self.ema = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
         self.step, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
+        self.began = 0  # the step at which the optimiser was new
         self._embedded: dict[str, torch.Tensor] = {}
 
     def embed(self, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,11 +150,13 @@ class Trainer:
         self.transformer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.transformer.parameters(), 1.0)
-        factor = (phase.lr[0] + (phase.lr[1] - phase.lr[0]) * progress) * min(1.0, (self.step + 1) / WARM_UP)
+        factor = (phase.lr[0] + (phase.lr[1] - phase.lr[0]) * progress) * min(
+            1.0, (self.step - self.began + 1) / WARM_UP
+        )
         self.optimizer.param_groups[0]["lr"] = LEARNING_RATE * factor
         self.optimizer.step()
         self.step += 1
-        decay = min(0.995, (1 + self.step) / (10 + self.step))
+        decay = min(0.995, (1 + self.step - self.began) / (10 + self.step - self.began))
         state = self.model.state_dict()
         torch._foreach_lerp_(list(self.ema.values()), [state[k] for k in self.ema], 1 - decay)
         return {"loss": round(float(loss.detach()), 5), "norm": round(float(norm), 4), "tokens": batch.latents.shape[1]}
@@ -152,13 +167,28 @@ class Trainer:
             "ema": self.ema,
             "optimizer": self.optimizer.state_dict(),
             "codec": self.codec.state(),
+            "began": self.began,
             "step": self.step,
             "seconds": self.seconds,
             "cpu_seconds": self.cpu_seconds,
         }
-        part = path.with_suffix(".part")
-        torch.save(state, part)
-        os.replace(part, path)
+        with replacing(path) as part:
+            torch.save(state, part)
+
+    @classmethod
+    def of_pipeline(cls, folder: Path) -> Trainer:
+        """Goes on from what `hal.demo.export` wrote: the averaged weights, where training stood, a new optimiser."""
+        from diffusers import LTXPipeline
+
+        pipe = LTXPipeline.from_pretrained(folder, torch_dtype=torch.float32)
+        trainer = cls(Codec.of_vae(pipe.vae))
+        for name, module in trainer.model.items():
+            module.load_state_dict(getattr(pipe, name).state_dict())
+        trainer.ema = {k: v.detach().clone() for k, v in trainer.model.state_dict().items()}
+        for name, value in json.loads((folder / RECORD).read_text("utf-8")).items():
+            setattr(trainer, name, value)
+        trainer.began = trainer.step
+        return trainer
 
     @classmethod
     def load(cls, path: Path) -> Trainer:
@@ -167,16 +197,21 @@ class Trainer:
         trainer.model.load_state_dict(state["model"])
         trainer.ema = state["ema"]
         trainer.optimizer.load_state_dict(state["optimizer"])
-        trainer.step, trainer.seconds = state["step"], state["seconds"]
-        trainer.cpu_seconds = state["cpu_seconds"]
+        for name in ("began", "step", "seconds", "cpu_seconds"):
+            setattr(trainer, name, state[name])
         return trainer
 
 
-def train(run: Path, hours: float, save_every: float, plan: tuple[Phase, ...] = PLAN) -> Trainer:
+def train(
+    run: Path, hours: float, save_every: float, plan: tuple[Phase, ...] = PLAN, weights: Path | None = None
+) -> Trainer:
     """Go on with the run in the folder `run`, or begin it, until the plan, the hours or a SIGTERM ends it."""
     run.mkdir(parents=True, exist_ok=True)
     checkpoint = run / "checkpoint.pt"
-    trainer = Trainer.load(checkpoint) if checkpoint.exists() else Trainer(Codec.fit())
+    if checkpoint.exists():
+        trainer = Trainer.load(checkpoint)
+    else:
+        trainer = Trainer.of_pipeline(weights) if weights else Trainer(Codec.fit())
     stop: list[int] = []
     before = {name: signal.signal(name, lambda *_: stop.append(1)) for name in (signal.SIGTERM, signal.SIGINT)}
     click.echo(f"from step {trainer.step}, {trainer.seconds / 3600:.2f} h spent")
@@ -214,13 +249,16 @@ def train(run: Path, hours: float, save_every: float, plan: tuple[Phase, ...] = 
 @click.option(
     "--hours", type=float, default=8.0, show_default=True, help="Stop after this many hours, all starts counted."
 )
+@click.option(
+    "--weights", type=click.Path(exists=True, path_type=Path), help="Begin with this pipeline folder, not with nothing."
+)
 @click.option("--threads", type=int, default=2, show_default=True)
 @click.option("--save-every", type=float, default=240, show_default=True, help="Seconds between checkpoints.")
-def main(run: Path, hours: float, threads: int, save_every: float) -> None:
+def main(run: Path, hours: float, weights: Path | None, threads: int, save_every: float) -> None:
     """Train the demo model, or go on training it."""
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
-    train(run, hours, save_every)
+    train(run, hours, save_every, weights=weights)
 
 
 if __name__ == "__main__":
