@@ -32,11 +32,13 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def _environment_is_read_anew() -> Iterator[None]:
-    """What a test sets in the environment ends with it: hal reads it once, at the first decision."""
+def _the_process_remembers_no_test() -> Iterator[None]:
+    """What the process keeps ends with a test: the environment, read at the first decision, and what compiled code followed."""
     yield
     if "hal.run" in sys.modules:
         sys.modules["hal.run"]._environment = None
+    if "hal.ledger" in sys.modules:
+        sys.modules["hal.ledger"].traced.clear()
 
 
 @pytest.fixture(scope="session")
