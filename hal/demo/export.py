@@ -29,14 +29,19 @@ def pipeline_of(state: dict[str, Any]) -> Any:
     return pipe
 
 
+def export(run: Path, folder: Path) -> None:
+    """The pipeline of a run, and beside it where its training stood."""
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    pipeline_of(state).save_pretrained(folder)
+    (folder / RECORD).write_text(json.dumps({k: state[k] for k in ("step", "seconds", "cpu_seconds")}), "utf-8")
+
+
 @click.command()
 @click.argument("run", type=click.Path(exists=True, path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 def main(run: Path, folder: Path) -> None:
     """Write the model of the run RUN to FOLDER."""
-    state = torch.load(run / "checkpoint.pt", weights_only=True)
-    pipeline_of(state).save_pretrained(folder)
-    (folder / RECORD).write_text(json.dumps({k: state[k] for k in ("step", "seconds", "cpu_seconds")}), "utf-8")
+    export(run, folder)
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     click.echo(f"{folder}: {size / 2**20:.2f} MiB")
 

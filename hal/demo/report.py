@@ -1,7 +1,7 @@
 """Put what was measured into the model card: ``python -m hal.demo.report --log RUN/log.jsonl --results results.jsonl``.
 
 ``--log`` is what ``hal.demo.train`` wrote, ``--results`` the JSON lines that ``hal.demo.evaluate`` printed.  It draws
-``pictures/demo-loss.png`` and rewrites what stands between the two markers of ``demo-model.md``.
+``pictures/CURVE`` and rewrites what stands between the two markers of ``demo-model.md``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from .shipped import MODEL
+from .train import RECORD
 
 BEGIN, END = "<!-- measured: by python -m hal.demo.report -->", "<!-- end of measured -->"
 TARGETS = {1024: 0.8, 8192: 0.5}  # share of hits asked for, by tokens
@@ -56,7 +57,7 @@ def rows(results: list[dict[str, Any]]) -> list[str]:
     return out
 
 
-def facts(log: list[dict[str, Any]], model: Path) -> list[str]:
+def facts(model: Path) -> list[str]:
     from safetensors import safe_open
 
     count = dict.fromkeys(("transformer", "text_encoder", "vae"), 0)
@@ -66,11 +67,11 @@ def facts(log: list[dict[str, Any]], model: Path) -> list[str]:
                 count[part] += sum(weights.get_tensor(k).numel() for k in weights.keys())  # noqa: SIM118
     told = ", ".join(f"{n:,} in the {part.replace('_', ' ')}" for part, n in count.items())
     size = sum(f.stat().st_size for f in model.rglob("*") if f.is_file()) / 2**20
-    wall, cpu = (sum(e.get(k, 0) for e in log) / 3600 for k in ("s", "cpu"))
-    phases = ", ".join(f"{p} ({sum(e['phase'] == p for e in log):,})" for p in dict.fromkeys(e["phase"] for e in log))
+    spent = json.loads((model / RECORD).read_text("utf-8"))
+    wall, cpu = spent["seconds"] / 3600, spent["cpu_seconds"] / 3600
     return [
         f"- Parameters: {told}. Size: {size:.1f} MiB in all.",
-        f"- Training: {len(log):,} steps, {wall:.1f} hours of wall time, {cpu:.1f} CPU hours. Phases (steps): {phases}.",
+        f"- Training: {spent['step']:,} steps, {wall:.1f} hours of wall time, {cpu:.1f} CPU hours.",
     ]
 
 
@@ -108,13 +109,14 @@ def written(card: str, block: list[str]) -> str:
 @click.option("--log", "logs", type=click.Path(exists=True, path_type=Path), multiple=True, required=True)
 @click.option("--results", type=click.Path(exists=True, path_type=Path), multiple=True, required=True)
 @click.option("--model", type=click.Path(exists=True, path_type=Path), default=MODEL)
+@click.option("--curve", default="demo-loss.png", show_default=True, help="The name of the picture of the log.")
 @click.option("--docs", type=click.Path(exists=True, path_type=Path), default=Path("docs"), show_default=True)
-def main(logs: tuple[Path, ...], results: tuple[Path, ...], model: Path, docs: Path) -> None:
+def main(logs: tuple[Path, ...], results: tuple[Path, ...], model: Path, curve: str, docs: Path) -> None:
     """Draw the loss and write the measured part of the model card."""
     last = {entry["step"]: entry for entry in lines(logs)}  # a resumed run repeats steps after its last checkpoint
     log, card = [last[step] for step in sorted(last)], docs / "demo-model.md"
-    text = written(card.read_text("utf-8"), [*rows(lines(results)), "", *facts(log, model)])
-    draw(log, docs / "pictures" / "demo-loss.png")
+    text = written(card.read_text("utf-8"), [*rows(lines(results)), "", *facts(model)])
+    draw(log, docs / "pictures" / curve)
     card.write_text(text, "utf-8")
     click.echo(f"{card}: {len(log):,} steps, {len(lines(results))} measurements")
 

@@ -65,6 +65,12 @@ WIDE = (
     Load(1, (8, 16, 16), 0.1, pair=0.5),
     Load(1, (8, 32, 32), 0.02, pair=0.5),
 )
+LAST = (
+    Load(3, (4, 8, 8), 0.1, pair=0.35),
+    Load(1, (4, 16, 16), 0.85, pair=0.55),
+    Load(1, (8, 16, 16), 0.04, pair=0.5),
+    Load(1, (8, 32, 32), 0.01, pair=0.5),
+)
 PLAN = (
     Phase("one digit", 1500, (ONE,), (1.0, 0.9)),
     Phase("places", 7100, PLACES, (0.9, 0.7)),
@@ -75,6 +81,7 @@ PLAN = (
     Phase("default size again", 750, DEFAULT, (0.25, 0.02)),
     Phase("wide", 9000, WIDE, (0.4, 0.3)),
     Phase("wide, end", 5000, WIDE, (0.3, 0.02)),
+    Phase("default size, last", 7500, LAST, (0.3, 0.01)),
 )
 
 

@@ -10,7 +10,7 @@ import torch
 from hal.demo import digits
 from hal.demo.batches import Load, coordinates, make_batch
 from hal.demo.codec import CHANNELS, Codec
-from hal.demo.export import pipeline_of
+from hal.demo.export import export, pipeline_of
 from hal.demo.train import Phase, Trainer, phase_of, train
 
 for package in ("sklearn", "diffusers", "transformers", "tokenizers"):
@@ -121,6 +121,22 @@ def test_plain_diffusers_loads_a_trained_pipeline(codec, tmp_path):
     assert latents[0].shape == (1, 4 * 8 * 8, CHANNELS)
     assert torch.equal(latents[0], latents[1])
     assert not torch.equal(latents[0], latents[2])
+
+
+def test_training_goes_on_from_a_pipeline_folder(codec, tmp_path):
+    trainer = Trainer(codec)
+    steps(trainer, 2)
+    (tmp_path / "run").mkdir()
+    trainer.save(tmp_path / "run" / "checkpoint.pt")
+    export(tmp_path / "run", tmp_path / "model")
+    again = Trainer.of_pipeline(tmp_path / "model")
+    assert (again.step, again.seconds) == (trainer.step, trainer.seconds)
+    for key, value in again.model.state_dict().items():
+        torch.testing.assert_close(value, trainer.ema[key], rtol=1e-3, atol=1e-4)  # what float16 keeps
+    for ours, theirs in zip(again.codec.state().values(), codec.state().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=1e-4)
+    steps(again, 1)
+    assert again.step == 3
 
 
 def test_the_text_of_training_is_the_text_of_the_pipeline(codec, tmp_path):
