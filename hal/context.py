@@ -56,6 +56,7 @@ class Position(NamedTuple):
     layer: int | None = None
     grid: Grid | None = None
     loop: int | None = None  # of the denoising loop; no two have the same
+    layers: int | None = None  # of the denoiser
 
 
 NOTHING = Context()

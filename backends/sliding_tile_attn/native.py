@@ -51,11 +51,11 @@ def _bound(function: Callable[..., Tensor], names: tuple[str, ...], settings: Se
             return _restored(_called(function, names, ordered, windows, order), order, video)
 
         full = (order.tiles,) * q.shape[1]
+        windows = full if settings.searches else windows_at(settings.opened(), settings, at, q.shape[1])
         if settings.searches or skipped(settings, at):
             glue.watch(NAME, at, None, order)
             out = attend(full)
         else:
-            windows = windows_at(settings.opened(), settings, at, q.shape[1])
             glue.watch(NAME, at, lambda: masks(order, windows), order)
             out = attend(tuple(clipped(w, order.tiles) for w in windows))
         if settings.searches:

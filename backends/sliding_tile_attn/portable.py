@@ -41,11 +41,12 @@ def bind(call: Call, settings: Settings, kernel: str | None = None) -> Run:
     attend = glue.run(NAME, TILE, select, scale=call.softmax_scale, lse=bool(call.lse), dense=dense, kernel=kernel)
 
     def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, varlen: Any) -> Any:
+        windows_at(settings.opened(), settings, where(), q.shape[1])  # raises for another model's, in dense steps too
         out = attend(q, k, v, mask, varlen)
         save(settings)
         return out
 
-    return run if settings.tunes else attend
+    return run
 
 
 def triton(call: Call, settings: Settings) -> Run:
@@ -123,7 +124,7 @@ def _told_of(first: int, steps: int) -> None:
 
 
 def windows_at(strategy: Strategy, settings: Settings, at: Position, heads: int) -> tuple[Window, ...]:
-    """The window of each head there.  Raises CallError for a step, layer or number of heads that the strategy has not."""
+    """The window of each head there.  Raises CallError where the strategy is of other steps, layers or heads."""
     step, layer = (f(NAME, at, "mask_strategy_file_path") for f in (glue.step_here, glue.layer_here))
     path = settings.mask_strategy_file_path
     for what, index, n in (("step", step, strategy.steps), ("layer", layer, strategy.layers)):
@@ -132,6 +133,10 @@ def windows_at(strategy: Strategy, settings: Settings, at: Position, heads: int)
                 f"{NAME}: {path} has {n} {what}s, 0 to {n - 1}, and this call is of {what} {index}; "
                 "use the strategy that was tuned for this model and number of steps"
             )
+    if at.layers is not None and at.layers < strategy.layers:  # it may have fewer, where the last ones attend by others
+        raise CallError(
+            f"{NAME}: {path} is for {strategy.layers} layers, and this model has {at.layers}; use the strategy of this model"
+        )
     if at.steps is not None and at.steps != strategy.steps:
         raise CallError(
             f"{NAME}: {path} is for {strategy.steps} steps, and this loop has {at.steps}; use the strategy that was tuned for "

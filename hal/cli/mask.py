@@ -84,8 +84,8 @@ def command(
     and space.  What follows the grid alone needs no model; what depends on the data is taken from a call of a generation.
 
     \b
-    hal mask --backend sliding_tile_attn --grid 12x24x32 --config mask_strategy_file_path=s.json,skip_time_steps=2
     hal mask --backend video_sparse_attn --config sparsity=0.8 --prompt "a seven drifting left" --layer 3 --step 5
+    hal mask --backend sliding_tile_attn --grid 12x24x32 --config mask_strategy_file_path=s.json,skip_time_steps=2
     """
     named = {k: x for k, x in given.items() if x is not None}
     _check(grid, prompt, named)

@@ -99,6 +99,22 @@ def noise_shift(tokens: int) -> float:
     return 2.2 if tokens <= 25 else 4.0 * max(1.0, tokens / 256) ** 0.25
 
 
+def grown(state: dict[str, torch.Tensor], layers: int = recipe.LAYERS) -> dict[str, torch.Tensor]:
+    """The weights of a transformer with more layers that computes the same: a new layer is the copy of the one before it
+    whose outputs are zero."""
+    name = "transformer_blocks."
+    old = 1 + max(int(key.split(".")[1]) for key in state if key.startswith(name))
+    source = [i * old // layers for i in range(layers)]
+    out = {key: value for key, value in state.items() if not key.startswith(name)}
+    for i, j in enumerate(source):
+        for key, value in state.items():
+            if key.startswith(f"{name}{j}."):
+                rest = key.removeprefix(f"{name}{j}.")
+                new = j in source[:i] and rest.startswith(("attn1.to_out", "attn2.to_out", "ff.net.2"))
+                out[f"{name}{i}.{rest}"] = torch.zeros_like(value) if new else value
+    return out
+
+
 class Trainer:
     def __init__(self, codec: Codec) -> None:
         torch.manual_seed(SEED)
@@ -189,8 +205,8 @@ class Trainer:
 
         pipe = LTXPipeline.from_pretrained(folder, torch_dtype=torch.float32)
         trainer = cls(Codec.of_vae(pipe.vae))
-        for name, module in trainer.model.items():
-            module.load_state_dict(getattr(pipe, name).state_dict())
+        trainer.text_encoder.load_state_dict(pipe.text_encoder.state_dict())
+        trainer.transformer.load_state_dict(grown(pipe.transformer.state_dict()))
         trainer.ema = {k: v.detach().clone() for k, v in trainer.model.state_dict().items()}
         for name, value in json.loads((folder / RECORD).read_text("utf-8")).items():
             setattr(trainer, name, value)

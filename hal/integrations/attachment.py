@@ -156,7 +156,8 @@ def attach(model: Any, *, component: str | None = None, policy: Policy = AUTOMAT
         for name, (sites, _) in found.items():
             apart = {part for one in cards if one.component == name for part in one.card.apart}
             places[name] = _take_over(name, parts[name], sites, apart, policy, ledger, owner, undo)
-        denoising.watch(model, parts, undo)
+        layers = {name: len({p.site.layer for p in mine if p.site.component == name}) for name, mine in places.items()}
+        denoising.watch(model, parts, layers, undo)
         for one in components.values():
             if one.unreached:
                 warnings.warn(_warning(one), stacklevel=2)

@@ -41,15 +41,15 @@ class Steps:
         return {"step": self.done, "steps": total, "timestep": self.timesteps[at], "loop": self.loop}
 
 
-def watch(model: Any, parts: dict[str, nn.Module], undo: ExitStack) -> None:
-    """Set step, steps, timestep and grid around the denoisers of ``model`` until ``undo`` is closed."""
+def watch(model: Any, parts: dict[str, nn.Module], layers: Mapping[str, int], undo: ExitStack) -> None:
+    """Set step, steps, timestep, grid and number of ``layers`` around the denoisers of ``model`` until ``undo`` is closed."""
     steps = Steps()
     scheduler = None if isinstance(model, nn.Module) else getattr(model, "scheduler", None)
     if hasattr(scheduler, "step") and hasattr(scheduler, "set_timesteps"):
         put_on(scheduler, _counting(type(scheduler), steps), undo)
     for name, part in parts.items():
         if DENOISER.fullmatch(name) and not hasattr(part, "_supports_sdpa"):
-            put_on(part, _placing(type(part), steps), undo)
+            put_on(part, _placing(type(part), steps, layers.get(name)), undo)
 
 
 def _counting(cls: type, steps: Steps) -> type:
@@ -96,7 +96,7 @@ def packed(cls: type, given: Mapping[str, Any]) -> AbstractContextManager[None]:
     return nullcontext() if known[1] is None else telling(rows=known[1])
 
 
-def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
+def _placing(cls: type[nn.Module], steps: Steps, layers: int | None) -> type[nn.Module]:
     parameters = list(inspect.signature(cls.forward).parameters)[1:]
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ def _placing(cls: type[nn.Module], steps: Steps) -> type[nn.Module]:
         found = None if where().grid else grids.find(type(model).__name__, given, getattr(model, "config", {}))
         here = steps.now()
         # A grid that somebody has set is by someone who knows better.
-        with position(**here, **({} if found is None else {"grid": found})), packed(type(model), given):
+        with position(layers=layers, **here, **({} if found is None else {"grid": found})), packed(type(model), given):
             return super(ours, self).__call__(*args, **kwargs)
 
     ours = subclass(cls, {"__call__": __call__})

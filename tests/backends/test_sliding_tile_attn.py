@@ -262,6 +262,49 @@ def test_calls_that_do_not_fit(bound, here, grid, heads, text):
                     run(q, k, v, None, None)
 
 
+OTHERS = [  # steps, layers and heads of a strategy, where the model has 4, 2 and 2; what is said of it
+    ((3, 2, 2), r"is for 3 steps, and this loop has 4"),
+    ((5, 2, 2), r"is for 5 steps, and this loop has 4"),
+    ((4, 1, 2), r"has 1 layers, 0 to 0, and this call is of layer 1"),
+    ((4, 3, 2), r"is for 3 layers, and this model has 2"),
+    ((4, 2, 3), r"windows for 3 heads, and q has 2"),
+]
+
+
+def narrow(steps, layers, heads):
+    return [[[(1, 1, 1)] * heads] * layers] * steps
+
+
+@pytest.mark.parametrize("package", [False, True])
+@pytest.mark.parametrize("shape, text", OTHERS)
+def test_the_strategy_of_another_model_is_told_of_in_dense_steps(tmp_path, monkeypatch, package, shape, text):
+    grid, ran = (4, 4, 6), []
+    monkeypatch.setitem(native.SHAPES, grid, range(1))
+    with tuned(tmp_path, monkeypatch, narrow(*shape), skip=3) as s:
+        of = lambda q, k, v, **more: ran.append(1) or q
+        run = native._bound(of, native.NAMES, s) if package else portable.bind(Call(head_dim=8), s)
+        with position(step=0, steps=4, layer=1, layers=2), hal.grid(*grid), pytest.raises(CallError, match=text):
+            run(*tensors(0, 1, 2, 2, 96), None, None)
+    assert not ran
+
+
+@pytest.mark.parametrize("shape, text", OTHERS)
+def test_the_strategy_of_another_model_ends_a_generation_in_its_first_step(tmp_path, shape, text):
+    pytest.importorskip("diffusers")
+    from hal.testing import tiny
+
+    pipeline, path, steps = tiny.wan(), tmp_path / "s.json", []
+    path.write_text(json.dumps({"_".join(map(str, at)): [1, 1, 1] for at in itertools.product(*map(range, shape))}))
+    words = {"mask_strategy_file_path": str(path), "skip_time_steps": 3}
+    with hal.attach(pipeline, attention_backend=BACKEND.name, attention_backend_config=words):
+        with pytest.raises(CallError, match=text):
+            pipeline(
+                prompt="a cat", output_type="latent", max_sequence_length=16, num_frames=9, height=16, width=16,
+                num_inference_steps=4, callback_on_step_end=lambda p, step, t, x: steps.append(step) or x,
+            )  # fmt: skip
+    assert steps == []
+
+
 @pytest.mark.parametrize(
     "content, text",
     [
