@@ -22,7 +22,7 @@ from .codec import CHANNELS, Codec
 FRAME_RATE = 25  # what LTXPipeline assumes; only sets the scale of the time positions
 TEXT_LENGTH = 128  # LTXPipeline pads every prompt to this length
 TEXT_WIDTH = 64
-HEADS, HEAD_DIM, LAYERS = 1, 128, 6
+HEADS, HEAD_DIM, LAYERS = 1, 128, 10
 WORDS = ("<pad>", "</s>", "<unk>", "a", "an", ",", *digits.NAMES, *digits.MOTIONS, *digits.DIRECTIONS, "and", ".")
 
 
@@ -50,13 +50,13 @@ def build_text_encoder() -> Any:
     return T5EncoderModel(config).eval()
 
 
-def build_transformer() -> Any:
+def build_transformer(layers: int = LAYERS) -> Any:
     from diffusers import LTXVideoTransformer3DModel
 
     width = HEADS * HEAD_DIM
     model = LTXVideoTransformer3DModel(
         in_channels=CHANNELS, out_channels=CHANNELS, num_attention_heads=HEADS, attention_head_dim=HEAD_DIM,
-        cross_attention_dim=width, num_layers=LAYERS, caption_channels=TEXT_WIDTH,
+        cross_attention_dim=width, num_layers=layers, caption_channels=TEXT_WIDTH,
     )  # fmt: skip
     with torch.no_grad():  # every block begins as a small change, the output as zero
         for layer in (model.proj_out, model.time_embed.linear):

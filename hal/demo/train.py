@@ -69,7 +69,7 @@ LAST = (
     Load(3, (4, 8, 8), 0.1, pair=0.35),
     Load(1, (4, 16, 16), 0.85, pair=0.55),
     Load(1, (8, 16, 16), 0.04, pair=0.5),
-    Load(1, (8, 32, 32), 0.01, pair=0.5),
+    Load(1, (8, 32, 32), 0.006, pair=0.5),
 )
 PLAN = (
     Phase("one digit", 1500, (ONE,), (1.0, 0.9)),
@@ -81,7 +81,8 @@ PLAN = (
     Phase("default size again", 750, DEFAULT, (0.25, 0.02)),
     Phase("wide", 9000, WIDE, (0.4, 0.3)),
     Phase("wide, end", 5000, WIDE, (0.3, 0.02)),
-    Phase("default size, last", 7500, LAST, (0.3, 0.01)),
+    Phase("default size, last", 3051, LAST, (0.3, 0.2)),
+    Phase("ten layers", 4400, LAST, (0.5, 0.01)),  # until here the shipped model had six
 )
 
 

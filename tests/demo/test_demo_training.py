@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,8 @@ from hal.demo import digits
 from hal.demo.batches import Load, coordinates, make_batch
 from hal.demo.codec import CHANNELS, Codec
 from hal.demo.export import export, pipeline_of
-from hal.demo.train import Phase, Trainer, phase_of, train
+from hal.demo.recipe import TEXT_WIDTH, build_transformer
+from hal.demo.train import Phase, Trainer, grown, phase_of, train
 
 for package in ("sklearn", "diffusers", "transformers", "tokenizers"):
     pytest.importorskip(package)
@@ -137,6 +139,21 @@ def test_training_goes_on_from_a_pipeline_folder(codec, tmp_path):
         torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=1e-4)
     steps(again, 1)
     assert again.step == 3
+
+
+def test_a_grown_transformer_computes_the_same(codec):
+    small, large = build_transformer(2), build_transformer(5)
+    with torch.no_grad():
+        for parameter in small.parameters():
+            parameter.normal_(std=0.05)
+    large.load_state_dict(grown(small.state_dict(), 5))
+    batch = make_batch(Load(1, (1, 8, 8)), codec, np.random.default_rng(0))
+    given = {
+        "hidden_states": batch.latents, "encoder_hidden_states": torch.randn(1, 4, TEXT_WIDTH), "timestep": torch.tensor([500.0]),
+        "encoder_attention_mask": torch.ones(1, 4), "video_coords": batch.coords, "return_dict": False,
+    }  # fmt: skip
+    with torch.no_grad():
+        torch.testing.assert_close(large(**given)[0], small(**given)[0])
 
 
 def test_the_text_of_training_is_the_text_of_the_pipeline(codec, tmp_path):
