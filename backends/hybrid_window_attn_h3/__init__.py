@@ -18,6 +18,7 @@ from pathlib import Path
 from hal import in_tree
 from hal.backend import Backend, Kernel
 from hal.backends.fa import FA3, FA3_HUB, FA3_SGL, FA4
+from hal.backends.video_sparse_attn_h3 import ONE
 from hal.facts import FLOATS
 from hal.rules import Between, Rule, Same
 
@@ -40,7 +41,7 @@ FLASH = tuple(  # the packages' functions for packed sequences: their kernels wi
         layout="bhsd",
         honours=frozenset({"scale", "varlen"}),
         limits=NATIVE,
-        rules=(RING,),
+        rules=(RING, ONE),
         fittings=FITTINGS,
         title=f"the window by {fa.title}",
     )
@@ -52,7 +53,7 @@ TRITON = Kernel(
     layout="bhsd",
     honours={"scale", "gqa", "varlen"},
     limits=in_tree.LIMITS,
-    rules=(RING,),
+    rules=(RING, ONE),
     fittings=FITTINGS,
     needs=(in_tree.TRITON,),
     title="the window by hal's Triton kernel",
@@ -63,7 +64,7 @@ PORTABLE = Kernel(
     layout="bhsd",
     honours={"scale", "gqa", "varlen", "grad"},
     limits={"dtype": FLOATS | {"float64"}, "v_head_dim": Same("head_dim")},
-    rules=(RING,),
+    rules=(RING, ONE),
     fittings=FITTINGS,
     title="the window in PyTorch",
 )

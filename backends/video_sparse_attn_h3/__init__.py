@@ -14,6 +14,8 @@ from hal.rules import Between, Rule
 
 RING = Rule("ring.packed", {"ring": Between(2)}, note="tiles are chosen among all rows of the packed sequence, and a ring has a part of them",
             fix="split heads instead: Ulysses")  # fmt: skip
+ONE = Rule("packed.one", {"varlen": True}, {"batch": Between(1, 2)}, note="the packed rows are one sequence, and perhaps a second of pad rows",
+           fix="call it once for each sequence")  # fmt: skip
 FITTINGS = frozenset({"contiguous", "expand_kv"})  # rows and head_dim are those of what the model hands over
 
 TRITON = Kernel(
@@ -22,7 +24,7 @@ TRITON = Kernel(
     layout="bhsd",
     honours={"scale", "gqa", "varlen"},
     limits=in_tree.LIMITS,
-    rules=(RING,),
+    rules=(RING, ONE),
     fittings=FITTINGS,
     needs=(in_tree.TRITON,),
     title="VSA-H3 by hal's Triton kernel",
@@ -33,7 +35,7 @@ PORTABLE = Kernel(
     layout="bhsd",
     honours={"scale", "gqa", "varlen", "grad"},
     limits={"dtype": FLOATS | {"float64"}},
-    rules=(RING,),
+    rules=(RING, ONE),
     fittings=FITTINGS,
     title="VSA-H3 in PyTorch",
 )

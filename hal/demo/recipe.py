@@ -22,7 +22,7 @@ from .codec import CHANNELS, Codec
 FRAME_RATE = 25  # what LTXPipeline assumes; only sets the scale of the time positions
 TEXT_LENGTH = 128  # LTXPipeline pads every prompt to this length
 TEXT_WIDTH = 64
-HEADS, HEAD_DIM, LAYERS = 1, 128, 10
+HEADS, HEAD_DIM, LAYERS = 1, 128, 14
 WORDS = ("<pad>", "</s>", "<unk>", "a", "an", ",", *digits.NAMES, *digits.MOTIONS, *digits.DIRECTIONS, "and", ".")
 
 

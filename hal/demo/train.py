@@ -82,7 +82,9 @@ PLAN = (
     Phase("wide", 9000, WIDE, (0.4, 0.3)),
     Phase("wide, end", 5000, WIDE, (0.3, 0.02)),
     Phase("default size, last", 3051, LAST, (0.3, 0.2)),
-    Phase("ten layers", 4400, LAST, (0.5, 0.01)),  # until here the shipped model had six
+    Phase("ten layers", 4400, LAST, (0.5, 0.01)),  # six until here
+    Phase("fourteen layers", 7000, LAST, (0.5, 0.3)),
+    Phase("fourteen layers, end", 6000, LAST, (0.3, 0.01)),
 )
 
 

@@ -42,36 +42,46 @@ class BlockMask:
         kv_valid: Tensor | None = None,
     ) -> BlockMask:
         """From a bool map [B, H, nq, nk].  Raises CallError where shapes and lengths do not agree."""
-        for name, n in (("q_len", q_len), ("kv_len", kv_len), ("block_q", block_q), ("block_k", block_k)):
-            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-                raise CallError(f"{name} is {n!r}; it must be a positive number of tokens")
-        if keep.dtype is not torch.bool or keep.ndim != 4:
-            raise CallError(f"keep is {keep.dtype} of shape {tuple(keep.shape)}; it must be bool [B, H, nq, nk]")
-        nq, nk = -(-q_len // block_q), -(-kv_len // block_k)
+        nq, nk = _blocks(q_len, kv_len, block_q, block_k)
+        if not isinstance(keep, Tensor) or keep.dtype is not torch.bool or keep.ndim != 4:
+            raise CallError(f"keep is {_kind(keep)}; it must be a torch.Tensor, bool [B, H, nq, nk]")
         if keep.shape[2:] != (nq, nk):
             raise CallError(
                 f"keep has {keep.shape[2]} x {keep.shape[3]} blocks; {q_len} queries in blocks of {block_q} and "
                 f"{kv_len} keys in blocks of {block_k} make {nq} x {nk}"
             )
-        for name, t, n in (("q_valid", q_valid, nq), ("kv_valid", kv_valid, nk)):
-            if t is not None and (t.shape != (n,) or t.is_floating_point() or t.dtype is torch.bool):
-                raise CallError(f"{name} is {t.dtype} of shape {tuple(t.shape)}; it must be integer [{n}]")
+        for name, t, n, block in (("q_valid", q_valid, nq, block_q), ("kv_valid", kv_valid, nk, block_k)):
+            if t is None:
+                continue
+            if not _integer(t) or t.shape != (n,):
+                raise CallError(f"{name} is {_kind(t)}; it must be a torch.Tensor, integer [{n}]")
+            if t.is_cpu and bool(((t < 0) | (t > block)).any()):  # elsewhere that would wait for the device
+                raise CallError(f"{name} goes from {int(t.min())} to {int(t.max())}; allowed: 0 to {block}, the block")
         return cls(keep, q_len, kv_len, block_q, block_k, q_valid, kv_valid)
 
     @classmethod
     def from_lists(
         cls, index: Tensor, count: Tensor | None, q_len: int, kv_len: int, block_q: int, block_k: int, **valid: Any
     ) -> BlockMask:
-        """From int lists [B, H, nq, K] of kept blocks, of which the first ``count`` [B, H, nq] matter (None: all K)."""
-        nk = -(-kv_len // block_k)
-        if index.ndim != 4 or index.is_floating_point():
-            raise CallError(f"index is {index.dtype} of shape {tuple(index.shape)}; it must be integer [B, H, nq, K]")
+        """From int lists [B, H, nq, K] of kept blocks, of which the first ``count`` [B, H, nq] matter (None: all K).
+
+        Raises CallError where they do not agree, or name a block that is none.
+        """
+        _, nk = _blocks(q_len, kv_len, block_q, block_k)
+        if not _integer(index) or index.ndim != 4:
+            raise CallError(f"index is {_kind(index)}; it must be a torch.Tensor, integer [B, H, nq, K]")
+        if count is not None and (not _integer(count) or count.shape != index.shape[:3]):
+            raise CallError(f"count is {_kind(count)}; it must be a torch.Tensor, integer {list(index.shape[:3])}")
         matters = torch.ones_like(index, dtype=torch.bool)
         if count is not None:
             matters = torch.arange(index.shape[-1], device=index.device) < count[..., None]
         index = torch.where(matters, index, nk).long()  # what does not matter goes to a column of its own
         if not index.is_meta and index.numel() and not bool(((index >= 0) & (~matters | (index < nk))).all()):
             raise CallError(f"index has values outside 0 .. {nk - 1}, the blocks of {kv_len} keys")
+        if count is not None and not count.is_meta and bool(((count < 0) | (count > (most := index.shape[-1]))).any()):
+            raise CallError(
+                f"count goes from {int(count.min())} to {int(count.max())}; index lists {most} for each row"
+            )
         keep = torch.zeros(*index.shape[:3], nk + 1, dtype=torch.bool, device=index.device)
         keep = keep.scatter(-1, index, True)[..., :nk]
         return cls.from_dense(keep, q_len, kv_len, block_q, block_k, **valid)
@@ -153,6 +163,22 @@ class BlockMask:
         """FlexAttention's lists: all nk columns, those kept first."""
         index = (~keep).to(torch.int8).sort(dim=-1, stable=True).indices
         return index.to(torch.int32), keep.sum(-1, dtype=torch.int32)
+
+
+def _blocks(q_len: Any, kv_len: Any, block_q: Any, block_k: Any) -> tuple[int, int]:
+    """How many there are of queries and of keys.  Raises CallError for what is no number of tokens."""
+    for name, n in (("q_len", q_len), ("kv_len", kv_len), ("block_q", block_q), ("block_k", block_k)):
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise CallError(f"{name} is {n!r}; it must be a positive number of tokens")
+    return -(-q_len // block_q), -(-kv_len // block_k)
+
+
+def _integer(x: Any) -> bool:
+    return isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def slots(sizes: Tensor, block: int) -> Tensor:

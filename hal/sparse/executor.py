@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import CallError, NoKernelError, unknown
 from ..sdpa import as_written
-from ..tensors import DTYPE_NAMES, call_of
+from ..tensors import DTYPE_NAMES, call_of, check_arguments
 from .blockmask import BlockMask
 
 Result = tuple[Tensor, Tensor | None]
@@ -93,7 +93,8 @@ def block_sparse_attention(
     ``scale``: None is D ** -0.5.  ``kernel``: a name of ``EXECUTORS``; None lets hal choose.
     Raises CallError for tensors and masks that do not fit, NoKernelError where the named kernel cannot do what is asked.
     """
-    call_of(q, k, v, None, False, scale, 0.0, True, None, layout, return_lse, "self")  # raises CallError
+    check_arguments(q, k, v, None, scale, 0.0, None, layout, "self", None)  # raises CallError
+    call_of(q, k, v, None, False, scale, 0.0, True, None, layout, return_lse, "self")  # so does this
     if not isinstance(block_mask, BlockMask):
         raise CallError(f"block_mask is {type(block_mask).__name__}; make a hal.sparse.BlockMask with from_dense")
     if layout == "bshd":
@@ -161,7 +162,7 @@ def _chosen(q: Tensor, v: Tensor, mask: BlockMask, asked: set[str], kernel: str 
     if kernel is None:
         fitting = (e for e in EXECUTORS.values() if q.device.type in e.automatic)
         return next((e for e in fitting if e.refusal(q, v, mask, asked) is None), EXECUTORS["portable"])
-    if kernel not in EXECUTORS:
+    if not isinstance(kernel, str) or kernel not in EXECUTORS:
         raise CallError(unknown("kernel", kernel, EXECUTORS))
     if refusal := EXECUTORS[kernel].refusal(q, v, mask, asked):
         raise NoKernelError(f"kernel {kernel!r} of the block-sparse executor cannot serve this: {refusal}")

@@ -110,6 +110,11 @@ def rows_here(backend: str, tokens: int, at: Position, varlen: Varlen | None) ->
             "hal.sparse.given(rows=hal.sparse.PackedRows(prefix=(TEXT, PICTURES, SOUND), video=(frames, rows, columns), "
             "pad=PAD)) around the call, or hal.attach a MiniMaxH3Transformer3DModel"
         )
+    if not isinstance(rows, PackedRows):
+        raise CallError(
+            f"rows is {rows!r}; it must be hal.sparse.PackedRows(prefix=(TEXT, PICTURES, SOUND), "
+            "video=(frames, rows, columns), pad=PAD)"
+        )
     if tokens != rows.tokens:
         raise CallError(
             f"{backend} was given {tokens} rows, and the packed rows are {rows}: {rows.tokens} in all; "
@@ -127,17 +132,18 @@ def _check(backend: str, rows: PackedRows, varlen: Varlen) -> None:
     of them tell as much in every likely case.
     """
     ends = [0, rows.used, rows.tokens] if rows.pad else [0, rows.used]
-    if varlen.cu_q.is_cpu:
-        told, right = f"{varlen.cu_q.tolist()[:16]}", varlen.cu_q.tolist() in (ends, [0, rows.tokens])
-    else:
-        n, most = varlen.cu_q.numel() - 1, varlen.max_q
-        told = f"{n} sequence{'s' * (n != 1)} of up to {most} rows (max_seqlen)"
-        right = (n == len(ends) - 1 and most >= max(rows.used, rows.pad)) or (n == 1 and most >= rows.tokens)
-    if not right:
-        raise CallError(
-            f"{backend} takes one packed sequence, and the packed rows are {rows}; cu_seqlens tells {told}; "
-            f"allowed: {ends}{f' or [0, {rows.tokens}], whose pad rows are no keys' if rows.pad else ''}"
-        )
+    for name, cu, most in (("q", varlen.cu_q, varlen.max_q), ("k", varlen.cu_k, varlen.max_k)):
+        if cu.is_cpu:
+            told, right = f"{cu.tolist()[:16]}", cu.tolist() in (ends, [0, rows.tokens])
+        else:
+            n = cu.numel() - 1
+            told = f"{n} sequence{'s' * (n != 1)} of up to {most} rows (max_seqlen)"
+            right = (n == len(ends) - 1 and most >= max(rows.used, rows.pad)) or (n == 1 and most >= rows.tokens)
+        if not right:
+            raise CallError(
+                f"{backend} takes one packed sequence, and the packed rows are {rows}; cu_seqlens_{name} tells {told}; "
+                f"allowed: {ends}{f' or [0, {rows.tokens}], whose pad rows are no keys' if rows.pad else ''}"
+            )
 
 
 # ---- parts

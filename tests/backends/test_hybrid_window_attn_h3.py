@@ -293,7 +293,7 @@ def test_both_forms_of_a_call_are_one():
             torch.testing.assert_close(other, one[0], atol=0, rtol=0)
             assert p.read.equal(x.read[0])
         with pytest.raises(
-            CallError, match=r"one packed sequence, .* cu_seqlens tells \[0, 5, 66\]; allowed: \[0, 62, 66\]"
+            CallError, match=r"one packed sequence, .* cu_seqlens_q tells \[0, 5, 66\]; allowed: \[0, 62, 66\]"
         ):
             with sparse.given(rows=ROWS, hybrid=SMALL, gate=gate[0], linear=p):
                 wrong = torch.tensor([0, 5, 66], dtype=torch.int32)

@@ -313,9 +313,10 @@ def test_a_gate_must_fit(packed_form):
 # ---- through hal
 
 
-def packed_call(rows, q, k, v, cu, **arguments):
+def packed_call(rows, q, k, v, cu, cu_k=None, **arguments):
     x = (t[0].transpose(0, 1).float() for t in (q, k, v))
-    return hal.attention_varlen(*x, cu_seqlens_q=torch.tensor(cu, dtype=torch.int32), backend=NAME, **arguments)
+    cu_q, cu_k = (c and torch.tensor(c, dtype=torch.int32) for c in (cu, cu_k))
+    return hal.attention_varlen(*x, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, backend=NAME, **arguments)
 
 
 def test_both_forms_of_a_call_are_one():
@@ -341,11 +342,24 @@ def test_where_no_rows_are_given_the_grid_says_how_they_lie(text, first):
     torch.testing.assert_close(out, definition(q, k, v, rows, 0.6), atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("cu", [[0, 460, 492], [0, 200, 470, 492], [0, 22, 492]])
-def test_the_rows_must_be_those_of_cu_seqlens(cu):
+@pytest.mark.parametrize(
+    "cu_q, cu_k, wrong",
+    [
+        ([0, 460, 492], None, "q"),
+        ([0, 22, 492], None, "q"),
+        ([0, 470, 492], [0, 22, 492], "k"),  # as long, and the other way round
+    ],
+)
+def test_the_rows_must_be_those_of_cu_seqlens(cu_q, cu_k, wrong):
     with fakes.workbench(BACKEND), sparse.given(rows=LAYOUT):
-        with pytest.raises(CallError, match=r"cu_seqlens tells .*; allowed: \[0, 470, 492\]"):
-            packed_call(LAYOUT, *tensors(0, LAYOUT), cu)
+        with pytest.raises(CallError, match=rf"cu_seqlens_{wrong} tells .*; allowed: \[0, 470, 492\]"):
+            packed_call(LAYOUT, *tensors(0, LAYOUT), cu_q, cu_k)
+
+
+def test_rows_must_be_packed_rows():
+    with fakes.workbench(BACKEND), pytest.raises(CallError, match=r"rows is \(70, 100\); it must be hal.sparse.Packed"):
+        with sparse.given(rows=(70, 100)):
+            packed_call(LAYOUT, *tensors(0, LAYOUT), [0, 470, 492])
 
 
 @pytest.mark.parametrize(
@@ -372,6 +386,12 @@ def test_ring_compile_graphs_masks_are_refused_everywhere(machine, fact):
     assert d.chosen is None and next(iter(fact)).partition("_")[0] in d.error
     if "ring" in fact:
         assert "split heads instead: Ulysses" in d.error
+
+
+def test_several_sequences_are_refused_before_anything_runs():
+    assert decided("h100", PLAIN.but(batch=2), triton="3.7.0").kernel == "vsa_h3.triton"
+    assert "call it once for each sequence" in decided("h100", PLAIN.but(batch=3), triton="3.7.0").error
+    assert decided("h100", PLAIN.but(batch=3, varlen=False), triton="3.7.0").kernel == "vsa_h3.triton"
 
 
 def test_ulysses_is_allowed():

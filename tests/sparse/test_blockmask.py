@@ -86,24 +86,52 @@ def test_flex_is_given_the_same_blocks(sizes, ragged):
     assert torch.equal(flex.full_kv_num_blocks, (mask.keep & ~part).sum(-1).int())
 
 
+KEEP, INDEX = torch.ones(1, 1, 2, 2, dtype=torch.bool), torch.zeros(1, 1, 2, 1, dtype=torch.int32)
+
+
 @pytest.mark.parametrize(
-    ("make", "text"),
+    ("changes", "text"),
     [
-        (lambda: BlockMask.from_dense(torch.ones(1, 1, 2, 2), 4, 4, 2, 2), "must be bool"),
-        (lambda: BlockMask.from_dense(torch.ones(2, 2, dtype=torch.bool), 4, 4, 2, 2), "must be bool"),
-        (lambda: BlockMask.from_dense(torch.ones(1, 1, 2, 3, dtype=torch.bool), 4, 4, 2, 2), "make 2 x 2"),
-        (lambda: BlockMask.from_dense(torch.ones(1, 1, 2, 2, dtype=torch.bool), 4, 4, 0, 2), "block_q is 0"),
-        (
-            lambda: BlockMask.from_dense(
-                torch.ones(1, 1, 2, 2, dtype=torch.bool), 4, 4, 2, 2, kv_valid=torch.tensor([1, 2, 3])
-            ),
-            "kv_valid",
-        ),
-        (lambda: BlockMask.from_lists(torch.tensor([[[[2]]]]), None, 2, 4, 2, 2), "outside 0 .. 1"),
-        (lambda: BlockMask.from_lists(torch.tensor([[[[-1]]]]), None, 2, 4, 2, 2), "outside 0 .. 1"),
-        (lambda: BlockMask.from_lists(torch.tensor([[0.5]]), None, 2, 4, 2, 2), "must be integer"),
+        ({"keep": KEEP.float()}, r"keep is torch.float32 of shape \(1, 1, 2, 2\); it must be a torch.Tensor, bool"),
+        ({"keep": KEEP[0, 0]}, r"keep is torch.bool of shape \(2, 2\)"),
+        ({"keep": [[True]]}, "keep is list; it must be a torch.Tensor, bool"),
+        ({"keep": None}, "keep is NoneType"),
+        ({"keep": KEEP[..., :1]}, "keep has 2 x 1 blocks; .* make 2 x 2"),
+        ({"block_q": 0}, "block_q is 0; it must be a positive number of tokens"),
+        ({"kv_len": "4"}, "kv_len is '4'"),
+        ({"q_len": 4.0}, "q_len is 4.0"),
+        ({"kv_valid": torch.tensor([1, 2, 3])}, r"kv_valid is torch.int64 of shape \(3,\); .* integer \[2\]"),
+        ({"q_valid": torch.tensor([1.0, 2.0])}, "q_valid is torch.float32"),
+        ({"q_valid": [2, 2]}, "q_valid is list"),
+        ({"q_valid": torch.tensor([2, 3])}, "q_valid goes from 2 to 3; allowed: 0 to 2"),
+        ({"kv_valid": torch.tensor([-1, 2])}, "kv_valid goes from -1 to 2"),
     ],
 )
-def test_what_does_not_agree_is_an_error(make, text):
+def test_a_map_that_does_not_agree(changes, text):
+    good = {"keep": KEEP, "q_len": 4, "kv_len": 4, "block_q": 2, "block_k": 2}
+    BlockMask.from_dense(**good)
     with pytest.raises(CallError, match=text):
-        make()
+        BlockMask.from_dense(**{**good, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"index": INDEX + 2}, "outside 0 .. 1, the blocks of 4 keys"),
+        ({"index": INDEX - 1}, "outside 0 .. 1"),
+        ({"index": INDEX.float()}, "index is torch.float32"),
+        ({"index": INDEX.bool()}, "index is torch.bool"),
+        ({"index": [[0]]}, "index is list; it must be a torch.Tensor, integer"),
+        ({"count": [1, 1]}, "count is list"),
+        ({"count": torch.ones(1, 1, 2)}, "count is torch.float32"),
+        ({"count": torch.ones(1, 2, dtype=torch.int32)}, r"count is .* \(1, 2\); it must be .* integer \[1, 1, 2\]"),
+        ({"count": torch.full((1, 1, 2), 3)}, "count goes from 3 to 3; index lists 1 for each row"),
+        ({"block_k": 0}, "block_k is 0"),
+        ({"kv_len": None}, "kv_len is None"),
+    ],
+)
+def test_lists_that_do_not_agree(changes, text):
+    good = {"index": INDEX, "count": None, "q_len": 4, "kv_len": 4, "block_q": 2, "block_k": 2}
+    BlockMask.from_lists(**good)
+    with pytest.raises(CallError, match=text):
+        BlockMask.from_lists(**{**good, **changes})

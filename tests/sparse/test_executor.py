@@ -319,6 +319,10 @@ def test_a_registered_kernel_is_chosen_where_it_says_so():
         ({"block_mask": torch.ones(1, 1, 5, 5)}, "from_dense"),
         ({"scale": -1.0}, "positive"),
         ({"layout": "sbhd"}, "layout"),
+        ({"layout": ["bhsd"]}, r"layout is \['bhsd'\]"),
+        ({"q": [[1.0]]}, "q is list; it must be a torch.Tensor"),
+        ({"v": None}, "v is NoneType"),
+        ({"kernel": ["flex"]}, r"unknown kernel \['flex'\]"),
     ],
 )
 def test_bad_input_is_told_before_anything_runs(change, text):
