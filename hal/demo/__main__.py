@@ -16,7 +16,7 @@ def run() -> None:
     print("$ hal", *(f'"{word}"' if " " in word else word for word in command), flush=True)
     main(command, standalone_mode=False)
     print(f"\nthe video: {OUT.resolve()}")
-    print("the model is small and its training is not finished: docs/demo-model.md")
+    print("the model is small and misses its targets: docs/demo-model.md")
     print("what else: hal doctor, hal explain --on h100, hal matrix")
 
 
