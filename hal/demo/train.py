@@ -84,7 +84,7 @@ PLAN = (
     Phase("default size, last", 3051, LAST, (0.3, 0.2)),
     Phase("ten layers", 4400, LAST, (0.5, 0.01)),  # six until here
     Phase("fourteen layers", 7000, LAST, (0.5, 0.3)),
-    Phase("fourteen layers, end", 6000, LAST, (0.3, 0.01)),  # the shipped model made 2,708 of these: its budget was spent
+    Phase("fourteen layers, end", 6000, LAST, (0.3, 0.01)),  # 2,708 of them were made
 )
 
 
