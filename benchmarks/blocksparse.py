@@ -1,20 +1,18 @@
 """The portable block-sparse executor against dense SDPA and compiled FlexAttention, and backends end to end, on the CPU.
 
-    python -m benchmarks.blocksparse [--quick] [--json] [--threads N] [--picture FILE.png] [--table FILE.md] [--part PART]
-
-``--part`` is executor, backends (``endtoend.py``), workspace, or all.  Each cell of the executor is one head of random tensors with random blocks, k of them kept in each row.  What is timed starts from the bool
-map: the plan is made in every call.  Cases take turns.  One thread is timed in processor time, which other processes on the
-machine disturb least; more threads, by the clock.  "Share" is the speed-up over dense, against the ideal 1 / density.
-``--quick``: the shorter length and one block size, few rounds.
+Parts: the executor, the backends (``endtoend.py``), the workspace.  Each cell of the executor is one head of random tensors
+with random blocks, k of them kept in each row.  What is timed starts from the bool map: the plan is made in every call.  Cases
+take turns.  One thread is timed in processor time, which other processes on the machine disturb least; more threads, by the
+clock.  "Share" is the speed-up over dense, against the ideal 1 / density.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,14 +27,22 @@ from benchmarks.common import check, median, report
 from hal.sparse import BlockMask, block_sparse_attention, pool, top_k
 
 DENSITIES = (0.5, 0.25, 0.1, 0.05)
-QUICK = "--quick" in sys.argv[1:]
 
 
-def option(name: str, default: str) -> str:
-    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv[1:] else default
+def _options() -> argparse.Namespace:
+    options = argparse.ArgumentParser(prog="python -m benchmarks.blocksparse", description=__doc__)
+    options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.add_argument("--quick", action="store_true", help="the shorter length, one block size, few rounds")
+    options.add_argument("--json", action="store_true", help="print JSON")
+    options.add_argument("--threads", type=int, default=1, metavar="N")
+    options.add_argument("--part", choices=("executor", "backends", "workspace", "all"), default="all")
+    options.add_argument("--picture", metavar="FILE.png", help="draw speed-up against density")
+    options.add_argument("--table", metavar="FILE.md", help="write the table of the backends")
+    return options.parse_args()
 
 
-THREADS = int(option("--threads", "1"))
+OPTIONS = _options()
+QUICK, THREADS = OPTIONS.quick, OPTIONS.threads
 
 
 def timed(cases: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -170,8 +176,9 @@ def table(backends: list[dict[str, Any]]) -> str:
 def main() -> None:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
+    torch._dynamo.config.recompile_limit = 64  # FlexAttention is compiled for every shape here
     load = os.getloadavg()
-    part = option("--part", "all")
+    part = OPTIONS.part
     memory: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
     backends: list[dict[str, Any]] = []
@@ -213,9 +220,9 @@ def main() -> None:
         checks.append(check("workspace at S = 32,768 and H = 8, at its peak", max(memory.values()), 128, "MiB"))
     if every := [*rows, *backends]:
         checks.append(check("block selection over dense, worst", max(r["select_share"] for r in every), 0.02))
-    if file := option("--picture", ""):
+    if file := OPTIONS.picture:
         picture(rows, backends, file)
-    if file := option("--table", ""):
+    if file := OPTIONS.table:
         Path(file).write_text(table(backends), "utf-8")
     report(
         checks,

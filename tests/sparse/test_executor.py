@@ -283,6 +283,22 @@ def test_flex_compiled(ragged):
     torch.testing.assert_close(out.double(), expected(q, k, v, mask)[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_flex_is_never_left_uncompiled():
+    """Past PyTorch's limit of compilations it would hold all scores, and be a hundred times slower."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for s in (64, 128):
+            q, k, v = tensors(0, 1, 1, 1, s, s, 16)
+            mask = random_mask(4, 1, 1, s, s, 64, 64, 1.0)
+            if s == 64:
+                block_sparse_attention(q, k, v, mask, kernel="flex")
+                continue
+            with pytest.raises(NoKernelError, match="recompile_limit"):
+                block_sparse_attention(q, k, v, mask, kernel="flex")
+    torch._dynamo.reset()
+
+
 def test_a_kernel_is_refused_what_it_does_not_have():
     q, k, v = tensors(0, 1, 1, 1, 40, 40, 8)
     mask = random_mask(4, 1, 1, 40, 40, 8, 8, 0.5)
