@@ -101,6 +101,8 @@ class Handed:
 def handed(q: Tensor, rows: PackedRows, packed: bool, settings: Settings) -> Handed:
     """What is given around this call, which needs all of it.  Raises CallError for what is missing or does not fit."""
     a, linear = take("hybrid"), take("linear")
+    if isinstance(linear, delta.LinearBranch):
+        linear.read = None  # of an earlier call
     if settings.vdn_h3_dense_smoke:
         take("gate")
         return Handed(None, None, None)

@@ -102,16 +102,17 @@ class _Chunked(torch.autograd.Function):
         group = q.shape[1] // k.shape[1]
         dq, dk, dv = (wide(x[:0]).new_zeros(x.shape) for x in (q, k, v))
         delta = (wide(out) * wide(d_out)).sum(-1) - d_lse
-        for i in range(q.shape[0]):
-            for j in range(q.shape[1]):
-                for (a, z), at in zip(c.spans, mine[i][j]):
-                    keys, values = wide(k[i, j // group, a:z]), wide(v[i, j // group, a:z])
-                    for some in at.split(max(1, 2 * MIB // (z - a))):
-                        x, do = (wide(t[i, j].index_select(0, some)) for t in (q, d_out))
-                        x = x * scale
-                        p = (x @ keys.t() - lse[i, j].index_select(0, some)[:, None]).exp()
-                        dv[i, j // group, a:z] += p.t() @ do
-                        ds = p.mul_(do @ values.t() - delta[i, j].index_select(0, some)[:, None])
-                        dk[i, j // group, a:z] += ds.t() @ x
-                        dq[i, j].index_add_(0, some, ds @ keys * scale)
+        with as_written(q):  # backward() may be called inside autocast
+            for i in range(q.shape[0]):
+                for j in range(q.shape[1]):
+                    for (a, z), at in zip(c.spans, mine[i][j]):
+                        keys, values = wide(k[i, j // group, a:z]), wide(v[i, j // group, a:z])
+                        for some in at.split(max(1, 2 * MIB // (z - a))):
+                            x, do = (wide(t[i, j].index_select(0, some)) for t in (q, d_out))
+                            x = x * scale
+                            p = (x @ keys.t() - lse[i, j].index_select(0, some)[:, None]).exp()
+                            dv[i, j // group, a:z] += p.t() @ do
+                            ds = p.mul_(do @ values.t() - delta[i, j].index_select(0, some)[:, None])
+                            dk[i, j // group, a:z] += ds.t() @ x
+                            dq[i, j].index_add_(0, some, ds @ keys * scale)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None

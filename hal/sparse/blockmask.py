@@ -17,7 +17,8 @@ class BlockMask:
 
     Block i of the queries is tokens i * block_q and on; the last block of either side may be shorter.  Where a block has
     fewer tokens than slots (ragged tiles), ``q_valid`` and ``kv_valid`` tell how many of its first slots count: other keys
-    are never attended to, and the output of other queries means nothing.
+    are never attended to, and the output of other queries means nothing.  What is in empty slots must be finite, as the
+    zeros of ``Order.to_blocks`` are.
     """
 
     keep: Tensor  # bool [B, H, nq, nk]; B and H may be 1 for all
@@ -75,7 +76,7 @@ class BlockMask:
         matters = torch.ones_like(index, dtype=torch.bool)
         if count is not None:
             matters = torch.arange(index.shape[-1], device=index.device) < count[..., None]
-        index = torch.where(matters, index, nk).long()  # what does not matter goes to a column of its own
+        index = torch.where(matters, index.long(), nk)  # what does not matter goes to a column of its own
         if not index.is_meta and index.numel() and not bool(((index >= 0) & (~matters | (index < nk))).all()):
             raise CallError(f"index has values outside 0 .. {nk - 1}, the blocks of {kv_len} keys")
         if count is not None and not count.is_meta and bool(((count < 0) | (count > (most := index.shape[-1]))).any()):

@@ -40,7 +40,11 @@ def plan(mask: BlockMask) -> Plan:
             partial = sizes < mask.block_k
             b, h = keep.shape[:2]
             heads = [[_groups(keep[i, j], partial, device) for j in range(h)] for i in range(b)]
-            invalid = (torch.arange(mask.block_k) >= sizes[:, None]).to(device) if bool(partial.any()) else None
+            invalid = (
+                (torch.arange(mask.block_k, device=sizes.device) >= sizes[:, None]).to(device)
+                if bool(partial.any())
+                else None
+            )
         mask.plans["portable"] = Plan(heads, invalid)
     made: Plan = mask.plans["portable"]
     return made
@@ -48,10 +52,11 @@ def plan(mask: BlockMask) -> Plan:
 
 def _groups(keep: Tensor, partial: Tensor, device: torch.device) -> list[Group]:
     n = keep.shape[0]
-    new = torch.ones(n, dtype=torch.bool)
+    host = keep.device  # a default device may be another one
+    new = torch.ones(n, dtype=torch.bool, device=host)
     new[1:] = (keep[1:] != keep[:-1]).any(-1)
     first = new.nonzero().squeeze(1)
-    length = torch.diff(first, append=torch.tensor([n]))
+    length = torch.diff(first, append=torch.tensor([n], device=host))
     keep = keep[first]
     count, some = keep.sum(-1), (keep & partial).any(-1)
     kind = (count * 2 + some) * (n + 1) + length  # equal for runs of one group
@@ -66,6 +71,6 @@ def _groups(keep: Tensor, partial: Tensor, device: torch.device) -> list[Group]:
         mine = index[past : past + runs * kept].view(runs, kept)
         past += runs * kept
         span = torch.where(mine[:, -1] - mine[:, 0] == kept - 1, mine[:, 0], -1).tolist()
-        rows = (first[these, None] + torch.arange(many)).to(torch.int32).view(-1).to(device)
+        rows = (first[these, None] + torch.arange(many, device=host)).to(torch.int32).view(-1).to(device)
         groups.append(Group(many, kept, first[these].tolist(), rows, mine.to(device), span, bool(some[these[0]])))
     return groups

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..sdpa import as_written
 from .blockmask import BlockMask
 from .plan import Group, Plan, plan
 
@@ -234,4 +235,5 @@ class _Attention(torch.autograd.Function):
         from .gradient import backward
 
         q, k, v, bias, out, lse = ctx.saved_tensors
-        return (*backward(q, k, v, bias, out, lse, d_out, d_lse, *ctx.rest), None, None, None)
+        with as_written(q):  # backward() may be called inside autocast
+            return (*backward(q, k, v, bias, out, lse, d_out, d_lse, *ctx.rest), None, None, None)

@@ -235,6 +235,17 @@ def test_batches_do_not_touch_each_other_nor_heads_that_do_not_compete(seed, amo
                 torch.testing.assert_close(one, whole[i : i + 1, 1:], atol=1e-10, rtol=0)
 
 
+def test_a_backward_pass_inside_autocast_is_the_same():
+    leaves = [x.float().requires_grad_() for x in tensors(3, 2, 2, 1, 60)]
+    with position(layer=2), hal.grid(3, 4, 5):
+        out = running(made(), Call(head_dim=8))(*leaves, None, None)
+    plain = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        within = torch.autograd.grad(out.sum(), leaves)
+    for one, other in zip(plain, within):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("lse", [False, True])
 def test_gradients_are_the_definitions(lse):
     grid = (3, 4, 5)

@@ -256,6 +256,28 @@ def test_meta_tensors_have_shapes():
     assert (lse.shape, lse.dtype) == ((2, 4, 40), torch.float32)
 
 
+def test_a_backward_pass_inside_autocast_is_the_same():
+    q, k, v = tensors(0, 1, 2, 1, 96, 96, 16)
+    mask = random_mask(4, 1, 2, 96, 96, 32, 32, 0.5)
+    found = []
+    for inside in (False, True):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = block_sparse_attention(*leaves, mask)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            found.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+    for plain, within in zip(*found):
+        assert torch.equal(plain, within)
+
+
+def test_the_default_device_does_not_matter():
+    q, k, v = tensors(0, 1, 2, 1, 90, 90, 16)
+    want = block_sparse_attention(q, k, v, random_mask(4, 1, 2, 90, 90, 32, 32, 0.5))
+    mask = random_mask(4, 1, 2, 90, 90, 32, 32, 0.5)
+    with torch.device("meta"):
+        out = block_sparse_attention(q, k, v, mask)
+    assert torch.equal(out, want)
+
+
 # ---- the table of kernels
 
 
