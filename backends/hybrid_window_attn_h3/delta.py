@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hal.errors import CallError
+from hal.sparse.portable import wide
+from hal.sparse.selected import indices
 
 from .window import Architecture, Range
 
@@ -54,7 +55,7 @@ class LinearBranch:
 
 def decay(x: Tensor, a_log: Tensor) -> Tensor:
     """alpha, 0 < alpha <= 1, of projections [.., H, d] of a frame's mean, with their bias, and a_log [H]; float32."""
-    return torch.exp(-torch.exp(_wide(a_log))[:, None] * F.softplus(_wide(x)))
+    return torch.exp(-torch.exp(wide(a_log))[:, None] * F.softplus(wide(x)))
 
 
 def branch(x: LinearBranch, a: Architecture, size: tuple[int, int, int], first: int) -> Tensor:
@@ -73,7 +74,7 @@ def branch(x: LinearBranch, a: Architecture, size: tuple[int, int, int], first: 
         features(video(t), x.convs.get(n) if n in a.short_conv else None, (height, width), norm=n != "v")
         for n, t in zip("qkv", (x.q, x.k, x.v))
     )
-    alpha = _wide(x.alpha)[:, inner.start : inner.stop]
+    alpha = wide(x.alpha)[:, inner.start : inner.stop]
     text = None
     if a.enable_text_state and x.text:
         prompt = lambda t: t[:, None, : x.text]  # one frame
@@ -121,11 +122,11 @@ def statistics(k: Tensor, v: Tensor, beta: Tensor, a_fp32: bool = True) -> tuple
 
     A is inverted, so it is summed in float32; B may be summed as it comes.
     """
-    wide = _wide(k) if a_fp32 else k
+    keys = wide(k) if a_fp32 else k
     weight = beta[..., None]
-    a = _wide(torch.einsum("bfphi,bfphj->bfhij", wide * weight.to(wide.dtype), wide))
+    a = wide(torch.einsum("bfphi,bfphj->bfhij", keys * weight.to(keys.dtype), keys))
     b = torch.einsum("bfphv,bfphk->bfhvk", v * weight.to(v.dtype), k)
-    return (a + a.transpose(-1, -2)) / 2, _wide(b)
+    return (a + a.transpose(-1, -2)) / 2, wide(b)
 
 
 def factors(rule: str, alpha: Tensor, a: Tensor, b: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
@@ -206,23 +207,13 @@ def outside(
 
 
 def _pick(x: Tensor, frames: tuple[int, ...]) -> Tensor:
-    return x.index_select(1, _index(frames, x.device))
-
-
-@lru_cache(maxsize=256)
-def _index(frames: tuple[int, ...], device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # cached, so it may meet autograd later
-        return torch.tensor(frames).to(device)
+    return x.index_select(1, indices(frames, x.device))
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """Over the last axis; the mean of squares is float32."""
-    mean = _wide(x).square().mean(-1, keepdim=True)
+    mean = wide(x).square().mean(-1, keepdim=True)
     return x * torch.rsqrt(mean + EPS).to(x.dtype) * weight.to(x.dtype)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.float64 else x.float()
 
 
 # ---- what a model may hand over

@@ -216,9 +216,15 @@ def every_key(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
         with as_written(q):
             out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=gqa)
         return out if none is None else out.masked_fill(none, 0), None
-    one = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
-    whole = BlockMask.from_dense(one, q.shape[2], k.shape[2], q.shape[2], k.shape[2])
-    return execute(q, k, v, whole, scale=scale, bias=bias, lse=lse)
+    return execute(q, k, v, _whole(q.shape[2], k.shape[2], q.device), scale=scale, bias=bias, lse=lse)
+
+
+@lru_cache(maxsize=64)
+def _whole(q_len: int, kv_len: int, device: torch.device) -> BlockMask:
+    """Everything is kept.  Made once, with what executors prepare from it."""
+    with torch.inference_mode(False):  # cached, so it may meet autograd later
+        one = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        return BlockMask.from_dense(one, q_len, kv_len, q_len, kv_len)
 
 
 def executed(
@@ -232,7 +238,7 @@ def executed(
     group = q.shape[1] // k.shape[1]
     outs, stats, heads = [], [], []
     for mine, mask in masks:
-        index = _index(mine, q.device)
+        index = indices(mine, q.device)
         some_q, some_k, some_v = (
             x.index_select(1, i) for x, i in ((q, index), (k, index // group), (v, index // group))
         )
@@ -240,15 +246,16 @@ def executed(
         outs.append(out)
         stats.append(stat)
         heads += mine
-    back = _index(tuple(sorted(range(len(heads)), key=heads.__getitem__)), q.device)
+    back = indices(tuple(sorted(range(len(heads)), key=heads.__getitem__)), q.device)
     out = torch.cat(outs, 1).index_select(1, back)
     return out, torch.cat(stats, 1).index_select(1, back) if lse else None  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)
-def _index(heads: tuple[int, ...], device: torch.device) -> Tensor:
+def indices(at: tuple[int, ...], device: torch.device) -> Tensor:
+    """int64, on the device; made once."""
     with torch.inference_mode(False):  # cached, so it may meet autograd later
-        return torch.tensor(heads).to(device)
+        return torch.tensor(at).to(device)
 
 
 def with_coarse(out: Tensor, coarse: Tensor, order: Any, gate: Tensor | None) -> Tensor:

@@ -176,7 +176,7 @@ def test_a_smoke_run_is_dense_and_drops_what_it_is_given():
 def test_a_step_builds_nothing_anew():
     rows, a = PackedRows((7, 2), (11, 2, 3)), Architecture(chunk=3, linear_head_dim=4)
     *qkv, gate = tensors(0, rows)
-    caches = (window.plan, native._lengths, portable.blocks, delta._index)
+    caches = (window.plan, native._lengths, portable.blocks, delta.indices)
     counts = []
     for _ in range(3):
         again = PackedRows((7, 2), (11, 2, 3)), Architecture(chunk=3, linear_head_dim=4)
