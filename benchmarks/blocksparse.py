@@ -31,9 +31,8 @@ DENSITIES = (0.5, 0.25, 0.1, 0.05)
 
 def _options() -> argparse.Namespace:
     options = argparse.ArgumentParser(prog="python -m benchmarks.blocksparse", description=__doc__)
-    options.formatter_class = argparse.RawDescriptionHelpFormatter
     options.add_argument("--quick", action="store_true", help="the shorter length, one block size, few rounds")
-    options.add_argument("--json", action="store_true", help="print JSON")
+    options.add_argument("--json", action="store_true", help="print JSON")  # read by report()
     options.add_argument("--threads", type=int, default=1, metavar="N")
     options.add_argument("--part", choices=("executor", "backends", "workspace", "all"), default="all")
     options.add_argument("--picture", metavar="FILE.png", help="draw speed-up against density")
@@ -140,13 +139,18 @@ def picture(executor: list[dict[str, Any]], backends: list[dict[str, Any]], file
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
-    for key in sorted({(r["dtype"], r["D"], r["block"], r["S"]) for r in executor}):
-        mine = [r for r in executor if (r["dtype"], r["D"], r["block"], r["S"]) == key and r["mask"] == "top_k"]
-        label = f"executor: {key[0]} D{key[1]} block {key[2]} S{key[3]}"
-        axes.plot([r["density"] for r in mine], [r["speedup"] for r in mine], "o-", ms=3, lw=0.8, label=label)
+    kinds = sorted({(r["dtype"], r["block"]) for r in executor})  # a colour each; a line for each D and length
+    for dtype, block, d, s in sorted({(r["dtype"], r["block"], r["D"], r["S"]) for r in executor}):
+        mine = [
+            r for r in executor if (r["dtype"], r["block"], r["D"], r["S"], r["mask"]) == (dtype, block, d, s, "top_k")
+        ]
+        color, label = f"C{kinds.index((dtype, block))}", f"executor: {dtype}, blocks of {block}"
+        if label in axes.get_legend_handles_labels()[1]:
+            label = "_"
+        axes.plot([r["density"] for r in mine], [r["speedup"] for r in mine], "o-", ms=3, lw=0.8, c=color, label=label)
     for name, marker in zip(sorted({r["backend"] for r in backends}), "sD^"):
         mine = [r for r in backends if r["backend"] == name]
-        axes.plot([r["density"] for r in mine], [r["speedup"] for r in mine], marker, ms=4, alpha=0.6, label=name)
+        axes.plot([r["density"] for r in mine], [r["speedup"] for r in mine], "k" + marker, ms=4, alpha=0.4, label=name)
     axes.plot(DENSITIES, [1 / p for p in DENSITIES], "k--", label="ideal: 1 / density")
     axes.set(xscale="log", yscale="log", xlabel="density", ylabel="speed-up over dense SDPA")
     axes.set_xticks(DENSITIES, [f"{p:g}" for p in DENSITIES], minor=False)

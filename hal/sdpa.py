@@ -55,7 +55,7 @@ def assembled(call: Call, dense: Dense, *, empty_rows: bool = False) -> Run:
 def looped(one: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, varlen: Varlen, lse: bool) -> Any:
     """Packed sequences one at a time.  Reading their lengths waits for the device, so no graph can hold it."""
     outs, stats = [], []
-    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(q)
     cu_q, cu_k = varlen.cu_q.tolist(), varlen.cu_k.tolist()
     for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:]):
         if a == b:
@@ -93,6 +93,11 @@ def additive(mask: Tensor | None, q: Tensor, dtype: torch.dtype | None = None) -
 def as_dtype(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """PyTorch takes bool masks, those of q's dtype, and float32 ones below float32."""
     return mask.to(q.dtype) if mask is not None and mask.is_floating_point() and q.dtype is torch.float64 else mask
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """In which sums and LSE are kept: float32, and float64 for float64."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def as_written(q: Tensor) -> AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hal.facts import Call
 from hal.fittings import Run, transposed
 from hal.masks import built_mask
-from hal.sdpa import additive, as_dtype, as_written, assembled, can_use, needs_mask
+from hal.sdpa import additive, as_dtype, as_written, assembled, can_use, needs_mask, wide_dtype
 
 # What is called with empty_rows=True gives 0 for a row without keys since pytorch PR#133882 (torch 2.5).
 
@@ -95,7 +95,7 @@ def by_definition(
     """
     if not q.dtype == k.dtype == v.dtype:  # every other path refuses them too; here they would be widened in silence
         raise TypeError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}")
-    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(q)
     groups = q.shape[1] // k.shape[1] if k.shape[1] else 1
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

@@ -98,21 +98,28 @@ class _Chunked(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        mine, c, scale = ctx.rest
-        group = q.shape[1] // k.shape[1]
-        dq, dk, dv = (wide(x[:0]).new_zeros(x.shape) for x in (q, k, v))
-        delta = (wide(out) * wide(d_out)).sum(-1) - d_lse
         with as_written(q):  # backward() may be called inside autocast
-            for i in range(q.shape[0]):
-                for j in range(q.shape[1]):
-                    for (a, z), at in zip(c.spans, mine[i][j]):
-                        keys, values = wide(k[i, j // group, a:z]), wide(v[i, j // group, a:z])
-                        for some in at.split(max(1, 2 * MIB // (z - a))):
-                            x, do = (wide(t[i, j].index_select(0, some)) for t in (q, d_out))
-                            x = x * scale
-                            p = (x @ keys.t() - lse[i, j].index_select(0, some)[:, None]).exp()
-                            dv[i, j // group, a:z] += p.t() @ do
-                            ds = p.mul_(do @ values.t() - delta[i, j].index_select(0, some)[:, None])
-                            dk[i, j // group, a:z] += ds.t() @ x
-                            dq[i, j].index_add_(0, some, ds @ keys * scale)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
+            return (*_backward(q, k, v, out, lse, d_out, d_lse, *ctx.rest), None, None, None)
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, mine: Rows, c: Chunks,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dq, dk, dv) in the dtypes of q, k and v."""
+    group = q.shape[1] // k.shape[1]
+    dq, dk, dv = (wide(x[:0]).new_zeros(x.shape) for x in (q, k, v))
+    delta = (wide(out) * wide(d_out)).sum(-1) - d_lse
+    for i in range(q.shape[0]):
+        for j in range(q.shape[1]):
+            for (a, z), at in zip(c.spans, mine[i][j]):
+                keys, values = wide(k[i, j // group, a:z]), wide(v[i, j // group, a:z])
+                for some in at.split(max(1, 2 * MIB // (z - a))):
+                    x, do = (wide(t[i, j].index_select(0, some)) for t in (q, d_out))
+                    x = x * scale
+                    p = (x @ keys.t() - lse[i, j].index_select(0, some)[:, None]).exp()
+                    dv[i, j // group, a:z] += p.t() @ do
+                    ds = p.mul_(do @ values.t() - delta[i, j].index_select(0, some)[:, None])
+                    dk[i, j // group, a:z] += ds.t() @ x
+                    dq[i, j].index_add_(0, some, ds @ keys * scale)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CallError, NoKernelError, unknown
-from ..sdpa import as_written
+from ..sdpa import as_written, wide_dtype
 from ..tensors import DTYPE_NAMES, call_of, check_arguments
 from .blockmask import BlockMask
 
@@ -89,8 +89,8 @@ def block_sparse_attention(
     """Attention over the kept blocks of ``block_mask``: out in the layout and dtype of q; with ``return_lse``, (out, LSE).
 
     q is [B, H, Sq, D], k [B, Hk, Sk, D] and v [B, Hk, Sk, Dv] (``layout="bshd"``: [B, S, H, D]), in the order of the mask's
-    blocks; H is a multiple of Hk.  LSE is [B, H, Sq], float32 (float64 for float64), natural logarithm.  A query without keys gives 0 and -inf.
-    ``scale``: None is D ** -0.5.  ``kernel``: a name of ``EXECUTORS``; None lets hal choose.
+    blocks; H is a multiple of Hk.  LSE is [B, H, Sq], float32 (float64 for float64), natural logarithm.
+    A query without keys gives 0 and -inf.  ``scale``: None is D ** -0.5.  ``kernel``: a name of ``EXECUTORS``; None lets hal choose.
     Raises CallError for tensors and masks that do not fit, NoKernelError where the named kernel cannot do what is asked.
     """
     check_arguments(q, k, v, None, scale, 0.0, None, layout, "self", None)  # raises CallError
@@ -128,8 +128,7 @@ def execute(
         except RuntimeError:
             raise CallError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {tuple(k.shape[:3])}") from None
     if q.is_meta:
-        wide = torch.float64 if q.dtype is torch.float64 else torch.float32
-        stats = q.new_empty(q.shape[:3], dtype=wide) if lse else None
+        stats = q.new_empty(q.shape[:3], dtype=wide_dtype(q)) if lse else None
         return q.new_empty(*q.shape[:3], v.shape[-1]), stats
     asked = _asked(q, k, v, mask, bias, lse)
     chosen = _chosen(q, v, mask, asked, kernel)

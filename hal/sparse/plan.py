@@ -40,11 +40,8 @@ def plan(mask: BlockMask) -> Plan:
             partial = sizes < mask.block_k
             b, h = keep.shape[:2]
             heads = [[_groups(keep[i, j], partial, device) for j in range(h)] for i in range(b)]
-            invalid = (
-                (torch.arange(mask.block_k, device=sizes.device) >= sizes[:, None]).to(device)
-                if bool(partial.any())
-                else None
-            )
+            slot = torch.arange(mask.block_k, device=keep.device)
+            invalid = (slot >= sizes[:, None]).to(device) if bool(partial.any()) else None
         mask.plans["portable"] = Plan(heads, invalid)
     made: Plan = mask.plans["portable"]
     return made

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..sdpa import as_written
+from ..sdpa import as_written, wide_dtype
 from .blockmask import BlockMask
 from .plan import Group, Plan, plan
 
@@ -72,7 +72,7 @@ class Keys:
         self.bias = self._bias(bias, made.invalid, k) if bias is not None or made.invalid is not None else None
 
     def _bias(self, bias: Tensor | None, invalid: Tensor | None, k: Tensor) -> Tensor:
-        wide = torch.float64 if k.dtype is torch.float64 else torch.float32
+        wide = wide_dtype(k)
         blocks = self.blocks
         table = torch.zeros(blocks, self.block, dtype=wide, device=k.device)
         if bias is not None:
@@ -114,7 +114,7 @@ def _forward(
 ) -> Result:
     b, h, sq, dv = *q.shape[:3], v.shape[-1]
     group = h // k.shape[1]
-    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(q)
     out = torch.zeros(b, h, sq, dv, dtype=q.dtype, device=q.device)
     stats = torch.full((b, h, sq), -torch.inf, dtype=wide, device=q.device) if lse else None
     per_block = mask.block_k * (q.shape[-1] + dv)
@@ -207,7 +207,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, l
 
 
 def wide(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.float64 else x.float()
+    return x.to(wide_dtype(x))
 
 
 def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
