@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .blockmask import BlockMask
 from .plan import Group, Plan
-from .portable import MIB, Keys, budget, chunks, groups_of, padded, wide
+from .portable import MIB, Keys, Scratch, budget, chunks, groups_of, padded, wide
 
 
 def backward(
@@ -26,7 +26,7 @@ def backward(
     dbias = None if bias is None else torch.empty_like(bias)
     for i in range(q.shape[0]):
         for j in range(k.shape[1]):
-            keys = Keys(k[i, j], v[i, j], None if bias is None else bias[i, j], mask, made, None)
+            keys = Keys(k[i, j], v[i, j], None if bias is None else bias[i, j], mask, made, Scratch())
             sums = [
                 wide(x).new_zeros(keys.blocks, mask.block_k * x.shape[1]) for x in (k[i, j], v[i, j], v[i, j, :, :1])
             ]

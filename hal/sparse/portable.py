@@ -7,7 +7,9 @@ gathered at once is bounded by a budget, so memory does not grow with the square
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +27,25 @@ Result = tuple[Tensor, Tensor | None]
 def budget(q: Tensor) -> int:
     """Bytes of gathered keys and values at once; the kept keys of one run may be more.
 
-    On a CPU, about what its caches take: two threads are up to twice as fast with 8 MiB as with 64.  Elsewhere large batches
-    count.
+    On a CPU, what its caches take: with 8 MiB a thread has a tenth less speed, with 64 far less.  Elsewhere large batches count.
     """
-    return (min(64, max(8, 4 * torch.get_num_threads())) if q.device.type == "cpu" else 64) * MIB
+    return min(64, 2 * torch.get_num_threads() if q.device.type == "cpu" else 64) * MIB
+
+
+class Scratch:
+    """Tensors that one call uses again and again: fresh ones for every chunk cost more in page faults than in copying."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def empty(self, name: str, like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """As ``like.new_empty``; what was last taken under this name is overwritten."""
+        n = math.prod(shape)
+        if (kept := self.kept.pop(name, None)) is None or kept.numel() < n:
+            kept = None  # freed before more is taken
+            kept = like.new_empty(n, dtype=dtype)
+        self.kept[name] = kept
+        return kept[:n].view(shape)
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float, bias: Tensor | None, lse: bool) -> Result:
@@ -65,8 +82,8 @@ def chunks(group: Group, most: int, biased: bool) -> Iterator[Chunk]:
 class Keys:
     """Keys, values and key masks of one head, by block."""
 
-    def __init__(self, k: Tensor, v: Tensor, bias: Tensor | None, mask: BlockMask, made: Plan, buffer: Tensor | None):
-        self.block, self.mask, self.buffer = mask.block_k, mask, buffer
+    def __init__(self, k: Tensor, v: Tensor, bias: Tensor | None, mask: BlockMask, made: Plan, scratch: Scratch):
+        self.block, self.mask, self.scratch = mask.block_k, mask, scratch
         self.k, self.v = padded(k, self.block), padded(v, self.block)
         self.blocks = self.k.shape[0] // self.block
         self.bias = self._bias(bias, made.invalid, k) if bias is not None or made.invalid is not None else None
@@ -86,17 +103,15 @@ class Keys:
             z = a + c.blocks.numel() * self.block
             bias = self.bias.view(-1)[a:z][None, None, None] if c.masked and self.bias is not None else None
             return self.k[a:z][None, None], self.v[a:z][None, None], bias
-        n, at, taken = c.blocks.numel() * self.block, 0, []
+        taken = []
         for name in ("k", "v"):
             x = getattr(self, name)
             if not x.is_contiguous():  # once per head; a copy gathers faster than rows with strides
                 setattr(self, name, x := x.contiguous())
-            out = None
-            if self.buffer is not None:
-                out = self.buffer[at : at + n * x.shape[1]].view(-1, self.block * x.shape[1])
-                at += out.numel()
-            x = torch.index_select(x.view(-1, self.block * x.shape[1]), 0, c.blocks, out=out)
-            taken.append(x.view(c.m, 1, n // c.m, -1))
+            x = x.view(self.blocks, -1)
+            out = self.scratch.empty(name, x, c.blocks.numel(), x.shape[1])
+            torch.index_select(x, 0, c.blocks, out=out)
+            taken.append(out.view(c.m, 1, c.blocks.numel() // c.m * self.block, -1))
         bias = None
         if c.masked and self.bias is not None:
             bias = self.bias.index_select(0, c.blocks).view(c.m, 1, 1, -1)
@@ -117,20 +132,13 @@ def _forward(
     wide = wide_dtype(q)
     out = torch.zeros(b, h, sq, dv, dtype=q.dtype, device=q.device)
     stats = torch.full((b, h, sq), -torch.inf, dtype=wide, device=q.device) if lse else None
-    per_block = mask.block_k * (q.shape[-1] + dv)
-    most = budget(q) // (per_block * q.element_size())
-    buffer = q.new_empty(_gathered(made, most) * per_block)
+    most = budget(q) // (mask.block_k * (q.shape[-1] + dv) * q.element_size())
+    scratch = Scratch()
     for i in range(b):
         for j in range(h):
             if j % group == 0:
-                keys = Keys(
-                    k[i, j // group],
-                    v[i, j // group],
-                    None if bias is None else bias[i, j // group],
-                    mask,
-                    made,
-                    buffer,
-                )
+                at = i, j // group
+                keys = Keys(k[at], v[at], None if bias is None else bias[at], mask, made, scratch)
             stat = None if stats is None else stats[i, j]
             _head(q[i, j], keys, groups_of(made, i, j), out[i, j], stat, most, scale, mask.block_q, bias is not None)
     return out, stats
@@ -139,16 +147,6 @@ def _forward(
 def groups_of(made: Plan, i: int, j: int) -> list[Group]:
     head = made.heads[i % len(made.heads)]
     return head[j % len(head)]
-
-
-def _gathered(made: Plan, most: int) -> int:
-    """The largest number of blocks that a chunk gathers."""
-    largest = 0
-    for g in (g for head in made.heads for groups in head for g in groups):
-        m = min(len(g.first), max(1, most // g.kept))
-        if m > 1 or min(g.span) < 0:
-            largest = max(largest, m * g.kept)
-    return largest
 
 
 def _head(
@@ -164,7 +162,7 @@ def _head(
         for c in chunks(g, most, biased):
             k, v, bias = keys.take(c)
             rows = x[c.rows] if isinstance(c.rows, slice) else x.index_select(0, c.rows)
-            got, stat = attend(rows.reshape(c.m, 1, -1, q.shape[1]), k, v, bias, scale, lse is not None)
+            got, stat = attend(rows.reshape(c.m, 1, -1, q.shape[1]), k, v, bias, scale, lse is not None, keys.scratch)
             for target, value in ((o, got), (s, stat)):
                 if target is None or value is None:
                     continue
@@ -182,9 +180,13 @@ def _head(
 _FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool) -> Result:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool, scratch: Scratch | None = None
+) -> Result:
     """Dense attention of a batch: q [m, 1, M, D], k [m, 1, N, D], v [m, 1, N, Dv], bias [m, 1, 1, N]; LSE [m, M]."""
-    if q.device.type == "cpu" and _FLASH is not None and q.shape[-1] == v.shape[-1]:
+    if q.device.type == "cpu" and q.dtype is torch.bfloat16 and q.shape[2] < 768 and not lse and _gemm_beats_flash():
+        out, stat = _in_bfloat16(q, k, v, bias, scale, scratch or Scratch()), None
+    elif q.device.type == "cpu" and _FLASH is not None and q.shape[-1] == v.shape[-1]:
         out, stat = _FLASH(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
         stat = stat[:, 0]
     else:  # these may hold the scores, so some of the queries at once
@@ -197,6 +199,36 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, l
         out = out.masked_fill(none[..., None, None], 0.0)
         stat = None if stat is None else stat.masked_fill(none, -torch.inf)
     return out, stat
+
+
+@cache
+def _gemm_beats_flash() -> bool:
+    """Whether this CPU multiplies bfloat16 in oneDNN, but not in MKL, which PyTorch's flash kernel uses: AMD's, of Zen 4 on.
+
+    There, and with fewer than 768 queries (flash takes 256 at once from there on, and 32 of fewer than 192), products of
+    whole matrices are a fifth faster, measured on an EPYC.
+    """
+    can = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(can.get("avx512_bf16") and not can.get("amx_bf16"))
+
+
+def _in_bfloat16(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, scratch: Scratch) -> Tensor:
+    """As flash attention computes it: float32 scores, weights rounded to bfloat16, their products summed in float32."""
+    m, n, queries = k.shape[0], k.shape[2], q.shape[2]
+    wide_k = scratch.empty("wide k", k, m, n, k.shape[3], dtype=torch.float32).copy_(k[:, 0]).transpose(1, 2)
+    out = torch.empty(m, queries, v.shape[3], dtype=q.dtype)
+    step = max(64, MIB // 2 // (m * n))  # 2 MiB of scores, but 64 queries
+    for a in range(0, queries, step):
+        some = q[:, 0, a : a + step].float()
+        scores = scratch.empty("scores", some, m, some.shape[1], n)
+        weights = scratch.empty("weights", q, *scores.shape)
+        if bias is None:
+            torch.baddbmm(scores, some, wide_k, beta=0, alpha=scale, out=scores)
+        else:
+            torch.baddbmm(bias[:, 0], some, wide_k, alpha=scale, out=scores)
+        torch.softmax(scores, -1, out=scores)
+        torch.bmm(weights.copy_(scores), v[:, 0], out=out[:, a : a + step])
+    return out[:, None]
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool) -> tuple[Tensor, Any]:

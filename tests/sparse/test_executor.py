@@ -123,6 +123,22 @@ def test_gradients_of_output_and_lse(case, biased, memory):
         torch.testing.assert_close(a, b, atol=3e-5, rtol=3e-5)
 
 
+@settings(max_examples=60)
+@given(CASES, st.booleans(), st.booleans(), st.sampled_from([None, 4.0]), st.sampled_from([0, 2**11, 2**20]))
+def test_bfloat16_has_float32_scores_by_either_way_of_a_cpu(case, products, biased, scale, memory):
+    """With a scale of 4 scores are large: rounded to bfloat16 they would miss by a tenth."""
+    q, k, v, mask = drawn(case, torch.bfloat16)
+    bias = torch.randn(k.shape[:3], generator=torch.Generator().manual_seed(1)) if biased else None
+    bias = bias if bias is None else bias.masked_fill(bias < -1, -torch.inf)
+    with (
+        mock.patch.object(portable, "budget", lambda q: memory),
+        mock.patch.object(portable, "_gemm_beats_flash", lambda: products),
+    ):
+        out, _ = execute(q, k, v, mask, scale=scale, bias=bias)
+    want = expected(q, k, v, mask, scale, bias)[0]
+    torch.testing.assert_close(out.double(), want, atol=TOLERANCE[out.dtype], rtol=TOLERANCE[out.dtype])
+
+
 def test_half_precision_has_gradients_of_its_own_dtype():
     q, k, v = (x.requires_grad_() for x in tensors(0, 1, 2, 1, 64, 48, 16, torch.bfloat16))
     mask = random_mask(3, 1, 2, 64, 48, 16, 16, 0.6)
