@@ -110,14 +110,16 @@ def workspace() -> dict[str, float]:
     out = q.numel() * q.element_size() / 2**20
     small = torch.ones(1, h, 2, 2, dtype=torch.bool)
     block_sparse_attention(*(x[:, :, :128] for x in (q, k, v)), BlockMask.from_dense(small, 128, 128, block, block))
-    grown = {}
+    grown, keeps = {}, {}
     for density in (0.05,) if QUICK else DENSITIES:
-        keep = torch.cat([random_keep(s, block, density) for _ in range(h)], 1)
+        keeps[f"density {density}"] = torch.cat([random_keep(s, block, density) for _ in range(h)], 1)
+        keeps[f"density {density}, unequal counts"] = torch.rand(1, h, s // block, s // block) < density
+    for name, keep in keeps.items():
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed, and what is kept would not be seen to grow
         Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
         before = resident("VmRSS")
         result = block_sparse_attention(q, k, v, BlockMask.from_dense(keep, s, s, block, block), kernel="portable")
-        grown[f"density {density}"] = resident("VmHWM") - before - out
+        grown[name] = resident("VmHWM") - before - out
         del result
     return {n: round(x, 1) for n, x in grown.items()}
 

@@ -14,7 +14,7 @@ from .facts import Call
 from .facts.flat import derive
 from .fittings import Run, fix, transposed
 from .policy import Request, Step, fallbacks, rank
-from .rules import Reason
+from .rules import Reason, check
 
 __all__ = ["Candidate", "Decision"]
 
@@ -145,6 +145,26 @@ class Decision(Examination):
         """Whether the candidate is of the backend and kernel that were asked for."""
         return self.request is None or self.request.means(c.backend.name, c.kernel.name if c.kernel else None)
 
+    def passed_over(self, c: Candidate) -> str:
+        """Why a row that fits was not chosen; empty for all others."""
+        if c.verdict is not True or (self.chosen and c.line is self.chosen.line):
+            return ""
+        if not self.automatic:
+            return f"behind {self.chosen}" if self.asks_for(c) else f"{self.request} is asked for"
+        if c.backend.quality != "exact":
+            return f"{c.backend.quality}, so only where it is named"
+        places = [
+            when for prefer, when in self.catalog.order(self.machine.platform) if prefer.backend == c.backend.name
+        ]
+        if not places:
+            return f"not in the order of {self.machine.platform}, so only where it is named"
+        missed: list[list[Reason]] = [[] for _ in places]
+        for when, found in zip(places, missed):
+            check(when, self.facts, found)
+        if all(missed):
+            return f"its place in the order of {self.machine.platform} is for other calls: {missed[0][0].message}"
+        return f"behind {self.chosen} in the order of {self.machine.platform}"
+
     @cached_property
     def advice(self) -> tuple[str, ...]:
         """The one change, which hal may not make by itself, that would bring what was asked for or something better."""
@@ -179,7 +199,13 @@ class Decision(Examination):
             "policy": [s.to_json() for s in self.steps],
             "fittings": list(self.fittings),
             "warnings": list(self.warnings),
-            "candidates": [c.to_json(bool(self.chosen) and c.line is self.chosen.line) for c in self.candidates],  # type: ignore[union-attr]
+            "candidates": [
+                {
+                    **c.to_json(bool(self.chosen) and c.line is self.chosen.line),  # type: ignore[union-attr]
+                    "passed_over": self.passed_over(c) or None,
+                }
+                for c in self.candidates
+            ],
             "advice": list(self.advice),
             "error": self.error,
         }

@@ -34,8 +34,8 @@ def details(d: Decision) -> list[str]:
     return out
 
 
-def reasons(c: Candidate) -> list[str]:
-    out = []
+def reasons(d: Decision, c: Candidate) -> list[str]:
+    out = [passed] if (passed := d.passed_over(c)) else []
     for r in c.reasons:
         more = "".join(f"; {word}: {x}" for word, x in (("fix", fix(r)), ("see", r.citation)) if x)
         out.append(f"{r.id}: {r.message}{more}")
@@ -51,7 +51,7 @@ def as_text(d: Decision) -> str:
     for c in d.candidates:
         fit = f" with {', '.join(f.name for f, _ in c.fittings)}" if c.fittings else ""
         out.append(f"    {mark(d, c)} {c}{fit}")
-        out += [f"          {r}" for r in reasons(c)]
+        out += [f"          {r}" for r in reasons(d, c)]
     out += [f"  advice: {a}" for a in d.advice]
     return "\n".join(out)
 
@@ -70,7 +70,7 @@ def as_tree(d: Decision) -> str:
     branch = tree.add("candidates")
     for c in d.candidates:
         leaf = branch.add(escape(f"{mark(d, c).strip()} {c}"))
-        for r in reasons(c):
+        for r in reasons(d, c):
             leaf.add(escape(r))
     for a in d.advice:
         tree.add(escape(f"advice: {a}"))

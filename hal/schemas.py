@@ -101,6 +101,7 @@ def explanation() -> dict[str, Any]:
             "verdict": {"enum": ["yes", "no", "depends"]},
             "fittings": _list(_TEXT),
             "reasons": _list(reason),
+            "passed_over": _maybe(_TEXT, "why a row that fits was not chosen"),
         }
     )
     return {

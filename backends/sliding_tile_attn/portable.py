@@ -124,7 +124,17 @@ def _told_of(first: int, steps: int) -> None:
 
 
 def windows_at(strategy: Strategy, settings: Settings, at: Position, heads: int) -> tuple[Window, ...]:
-    """The window of each head there.  Raises CallError where the strategy is of other steps, layers or heads."""
+    """The window of each head there.  Raises CallError where the strategy is of other steps, layers or heads, and where it
+    is tuned by tables of another grid.
+    """
+    if settings.tunes and at.grid is not None:
+        here, made = (at.grid.frames, at.grid.height, at.grid.width), settings.tuned().grid
+        if here != made:
+            mine, theirs = ("x".join(map(str, x)) for x in (here, made))
+            raise CallError(
+                f"{NAME}: the search tables in {settings.search_folder} are of a grid of {theirs} tokens, and this call has "
+                f"{mine}; tune on the grid that was searched, or search on this one with another mask_search_path"
+            )
     step, layer = (f(NAME, at, "mask_strategy_file_path") for f in (glue.step_here, glue.layer_here))
     path = settings.mask_strategy_file_path
     for what, index, n in (("step", step, strategy.steps), ("layer", layer, strategy.layers)):

@@ -62,7 +62,7 @@ def _read(path: str, now: Stamp) -> Strategy:
 
     try:
         data = json.loads(Path(path).read_text("utf-8"), object_pairs_hook=twice)
-    except (OSError, ValueError) as e:  # no JSON, no UTF-8
+    except (OSError, ValueError, RecursionError) as e:  # no JSON, no UTF-8, or too deep
         raise PolicyError(f"strategy file {path} cannot be read: {e}; in it, {ENTRY}") from None
     try:
         return parsed(data)

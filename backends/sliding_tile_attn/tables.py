@@ -141,12 +141,12 @@ def read(path: Path) -> Table:
             if at in losses:
                 raise ValueError("it says again what another line says")
             losses[at] = l2
-    except (OSError, ValueError) as e:  # no JSON, no UTF-8
+    except (OSError, ValueError, RecursionError) as e:  # no JSON, no UTF-8, or too deep
         raise PolicyError(f"search table {path}, line {n}: {e}; delete it, and search again") from None
     if head is None or not losses:
         raise PolicyError(f"search table {path} holds no calls; delete it, and search again")
     table = Table(path, head, losses)
-    passes = {p for _, _, p in losses}
+    passes = {0, *(p for _, _, p in losses)}
     for step, layer, p in product(range(table.steps), range(table.layers), sorted(passes)):
         if (step, layer, p) not in losses:
             raise PolicyError(
@@ -186,6 +186,7 @@ def _call(data: Any, head: Head) -> tuple[tuple[int, int, int], Losses]:
 class Tuned(NamedTuple):
     strategy: Strategy
     tables: int  # that it was made of
+    grid: tuple[int, int, int]  # of theirs
     kept: float  # share of tiles
 
 
@@ -202,7 +203,7 @@ def tuned_by(folder: Path, skip: int, both_passes: bool) -> Tuned:
 def _tuned(stamps: tuple[tuple[Path, Stamp], ...], skip: int, both_passes: bool) -> Tuned:
     found = [read(path) for path, _ in stamps]
     made = tuned(found, skip, both_passes)
-    return Tuned(made, len(found), kept(made, found[0].head.tiles))
+    return Tuned(made, len(found), found[0].head.grid, kept(made, found[0].head.tiles))
 
 
 def tuned(tables: Sequence[Table], skip: int, both_passes: bool) -> Strategy:

@@ -112,7 +112,7 @@ def chosen(gate: Tensor, home: Tensor, among: Among, topk: int, threshold: float
         span = most - least
         share = (gate - least).div_(span.masked_fill_(span <= 1e-6, 1))  # in place: fresh tensors take longer than sums
         share.div_(share.sum(-1, keepdim=True).add_(1e-6))
-        rest = (threshold - (share * own).sum(-1, keepdim=True)).clamp_(min=0)
+        rest = (threshold - (share * own).sum(-1)).clamp_(min=0)
         keep = cumulative(share.masked_fill_(own, -torch.inf), rest) | own
     return keep.view(n, h, s).permute(1, 2, 0) if among == "block" else keep.view(h, s, n)
 

@@ -30,6 +30,14 @@ COMMANDS = {
     "known-bad": "List the known defects, with their sources and waivers.",
 }
 
+# What some commands need beside hal itself, by its module: what installs it.
+NEEDED = {
+    "torch": "torch (the build for your accelerator)",
+    "numpy": "numpy",
+    "PIL": "pillow",
+    "diffusers": "diffusers",
+}
+
 
 class Group(click.Group):
     """Loads commands when they are used, and tells every error in one line."""
@@ -63,6 +71,10 @@ class Group(click.Group):
             _fail(_usage(e))
         except (HalError, click.ClickException) as e:
             _fail(e.format_message() if isinstance(e, click.ClickException) else str(e))
+        except ModuleNotFoundError as e:
+            if (package := NEEDED.get(e.name or "")) is None:
+                raise
+            _fail(f"this command needs {e.name}, which is not installed; pip install {package}")
         except click.Abort:
             _fail("interrupted", 130)
         if standalone:

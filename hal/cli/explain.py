@@ -195,6 +195,7 @@ def _row(d: Decision, c: Candidate) -> Row:
     verdict = {True: ("fits", "green"), False: ("no", "red"), None: ("depends", "yellow")}[c.verdict]
     name = (str(c), "bold green" if chosen else "bold" if d.request and d.asks_for(c) else "")
     lines: list[list[Part]] = [[f"with {', '.join(f.name for f, _ in c.fittings)}"]] if c.fittings else []
+    lines += [[(passed, "dim")]] if (passed := d.passed_over(c)) else []
     for r in dict.fromkeys(_Told(r.id, r.verdict, r.message, fix(r), r.citation) for r in c.reasons):
         lines.append([(r.id, "red" if r.verdict is False else "yellow"), f"  {r.message}"])
         lines += [[f"  fix: {r.fix}"]] if r.fix else []

@@ -134,7 +134,9 @@ def command(
     page.line(f"  {of.name}: {density:.1%} of all pairs of query and key are kept")
     page.line(f"  {said}")
     if all(p.density == 1 for p in found):
-        page.item("note", "every key is attended to there; --step and --layer name another call")
+        page.item(
+            "note", "every key is attended to there; --step and --layer name another call, and --config other settings"
+        )
     rows = [(", ".join(map(str, p.heads)), f"{p.density:.1%}") for p in found]
     page.table(("heads", "kept"), rows)
 
@@ -153,7 +155,9 @@ def _by(three: tuple[int, ...]) -> str:
 
 def _check(grid: Any, prompt: str | None, named: dict[str, Any]) -> None:
     """Refuse what cannot be asked for together."""
-    if (grid is None) == (prompt is None):
+    if grid is not None and prompt is not None:
+        raise PolicyError("--grid and --prompt both say what to draw; keep one")
+    if grid is None and prompt is None:
         raise PolicyError(
             "say what to draw: --grid FxHxW for a grid alone, or --prompt TEXT for a call of a generation"
         )

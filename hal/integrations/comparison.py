@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .. import current_platform, detect, plugins
+from .. import config, current_platform, detect, plugins
 from ..errors import AttachError, PolicyError
 from ..ledger import Receipt
 from ..policy import DENOISER
@@ -65,7 +65,14 @@ class Measured:
 def variants(backends: Sequence[str], settings: Sequence[str] = ()) -> list[Variant]:
     """From backends' names, and from ``NAME:SETTINGS`` texts (``sol_attn:tau=0.5``).  Raises PolicyError."""
     catalog = plugins.catalog(detect.ignored())
-    out = [Variant(n, {"attention_backend": catalog.backend_name(n)}) for n in backends]
+    out = []
+    for n in backends:
+        own = catalog.backend_name(n)
+        try:
+            config.defaults(catalog.backends[own])
+        except PolicyError as e:
+            raise PolicyError(f"{str(e).partition(';')[0]}; give it by --variant {n}:KEY=VALUE,...") from None
+        out.append(Variant(n, {"attention_backend": own}))
     for text in settings:
         name, colon, given = text.partition(":")
         if not colon or not given:

@@ -82,7 +82,7 @@ def _first(
         (1, call.heads, call.q_len, call.head_dim) if layout == "bhsd" else (1, call.q_len, call.heads, call.head_dim)
     )
     q, k, v = (torch.randn(shape, generator=g) for _ in range(3))  # type: ignore[arg-type]
-    found: list[Watched] = []
+    found: list[Watched] = []  # of the first step
     for at in range(STEPS) if step is None else (step,):
         try:
             with watched_masks(stop=True) as seen, suppress(Seen), context.position(step=at, layer=layer, grid=grid):
@@ -90,11 +90,11 @@ def _first(
         except CallError as e:
             if not found:
                 raise
-            raise CallError(f"steps before {at} attend to everything, and then: {e}") from None
-        found = seen
-        if not found or any(x.mask is not None for x in found):
-            break
-    return found
+            raise CallError(f"by these settings every step before {at} attends to everything, and then: {e}") from None
+        found = found or seen
+        if not seen or any(x.mask is not None for x in seen):
+            return seen
+    return found  # all are dense: the first
 
 
 def _same(a: Watched, b: Watched) -> bool:

@@ -63,7 +63,8 @@ def register(executor: Executor) -> None:
     EXECUTORS[executor.name] = executor
 
 
-register(Executor("portable", "hal.sparse.portable:run", frozenset(FEATURES)))
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+register(Executor("portable", "hal.sparse.portable:run", frozenset(FEATURES), dtypes=FLOATS))
 register(
     Executor(
         "flex",
@@ -127,7 +128,7 @@ def execute(
             bias = bias.expand(k.shape[:3])
         except RuntimeError:
             raise CallError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {tuple(k.shape[:3])}") from None
-    if q.is_meta:
+    if q.is_meta or not q.shape[0] * q.shape[1]:
         stats = q.new_empty(q.shape[:3], dtype=wide_dtype(q)) if lse else None
         return q.new_empty(*q.shape[:3], v.shape[-1]), stats
     asked = _asked(q, k, v, mask, bias, lse)
@@ -161,7 +162,7 @@ def _asked(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, bias: Tensor | None
 def _chosen(q: Tensor, v: Tensor, mask: BlockMask, asked: set[str], kernel: str | None) -> Executor:
     if kernel is None:
         fitting = (e for e in EXECUTORS.values() if q.device.type in e.automatic)
-        return next((e for e in fitting if e.refusal(q, v, mask, asked) is None), EXECUTORS["portable"])
+        kernel = next((e.name for e in fitting if e.refusal(q, v, mask, asked) is None), "portable")
     if not isinstance(kernel, str) or kernel not in EXECUTORS:
         raise CallError(unknown("kernel", kernel, EXECUTORS))
     if refusal := EXECUTORS[kernel].refusal(q, v, mask, asked):

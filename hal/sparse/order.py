@@ -43,7 +43,11 @@ class Order:
         Raises CallError for a grid or a tile that is not three positive numbers, or a negative number of text tokens.
         """
         for name, three in (("grid", grid), ("tile", tile)):
-            if len(three) != 3 or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in three):
+            if (
+                not isinstance(three, (tuple, list))
+                or len(three) != 3
+                or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in three)
+            ):
                 raise CallError(f"{name} is {three!r}; it must be three positive numbers (frames, height, width)")
         for name, n in (("prefix", prefix), ("suffix", suffix)):
             if not isinstance(n, int) or isinstance(n, bool) or n < 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,6 +74,26 @@ def tile_at(order: Order, query: tuple[int, int, int] | None) -> int:
     return order.video.start + (t * rows + h) * columns + w
 
 
+class Red(NamedTuple):
+    """What is outlined: a tile of the video, the row of the map for it or for one token in it."""
+
+    tile: int
+    row: int
+    token: bool
+
+
+def _red(order: Order, shape: Sequence[int], query: tuple[int, int, int] | None) -> Red | None:
+    """None: the rows of the map are neither tiles nor tokens of the video, or there is one tile only."""
+    nq, nk = shape
+    if nk != order.blocks or nq not in (order.blocks, order.token.numel()) or prod(order.tiles) == 1:
+        return None
+    tile = tile_at(order, query)
+    if nq == order.blocks:
+        return Red(tile, tile, False)
+    (_, height, width), (t, h, w) = order.grid, query or tuple(n // 2 for n in order.grid)
+    return Red(tile, int(order.slot[order.prefix + (t * height + h) * width + w]), True)
+
+
 def draw(
     found: Sequence[Pattern], order: Order | None, path: Path, title: str, query: tuple[int, int, int] | None, most: int
 ) -> None:
@@ -81,33 +101,40 @@ def draw(
     from matplotlib.figure import Figure
 
     shown = found[:most]
-    tiled = order is not None and order.blocks == shown[0].keep.shape[0] and prod(order.tiles) > 1
-    frames = _frames(order, tile_at(order, query)) if tiled and order is not None else []
+    red = None if order is None else _red(order, shown[0].keep.shape, query)
+    frames = [] if red is None or order is None else _frames(order, red.tile)
+    if query is not None and red is None:
+        raise CallError("a query names a tile to outline, and the blocks there are no tiles of a video; leave it out")
     figure = Figure(figsize=(max(7.0, 4.2 + 2.6 * len(frames)), 1.9 + 3.6 * len(shown)), dpi=110, layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left", linespacing=1.4)
     grid = figure.add_gridspec(len(shown), 1 + len(frames), width_ratios=[1.5, *[1] * len(frames)])
     for row, p in enumerate(shown):
-        _blocks(figure.add_subplot(grid[row, 0]), p, order, tile_at(order, query) if frames and order else None)
+        _blocks(figure.add_subplot(grid[row, 0]), p, order, red)
         for column, t in enumerate(frames, 1):
-            assert order is not None
-            _frame(figure.add_subplot(grid[row, column]), p, order, tile_at(order, query), t, column == 1)
+            assert order is not None and red is not None
+            _frame(figure.add_subplot(grid[row, column]), p, order, red, t, column == 1)
     more = len(found) - len(shown)
     notes = [f"{more} more pattern{'s' * (more > 1)} not drawn; --heads draws more"] if more > 0 else []
     if frames and order is not None and len(frames) < order.tiles[0]:
         notes.append(f"{len(frames)} of {order.tiles[0]} tile frames drawn")
     if notes:
         figure.supxlabel("; ".join(notes), fontsize=9, x=0.01, ha="left")
-    _legend(figure, bool(frames), order)
+    _legend(figure, red, order)
     figure.savefig(path, format="png")
 
 
-def _legend(figure: Any, windows: bool, order: Order | None) -> None:
+def _legend(figure: Any, red: Red | None, order: Order | None) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     entries: list[Any] = [Patch(color=KEPT, label="attended to"), Patch(color=LEFT, label="left out")]
-    if windows:
-        entries.append(Patch(color=QUERY, label="a tile of queries, and its row of the map"))
+    if red is not None:
+        what = (
+            "the tile of a query, and the query's row of the map"
+            if red.token
+            else "a tile of queries, and its row of the map"
+        )
+        entries.append(Patch(color=QUERY, label=what))
     if order is not None and (order.prefix or order.suffix):
         entries.append(Line2D([], [], color=TEXT, label="beyond it: text"))
     figure.legend(handles=entries, loc="outside lower left", ncols=len(entries), fontsize=9, frameon=False)
@@ -130,13 +157,13 @@ def _colours() -> Any:
     return ListedColormap([LEFT, KEPT])
 
 
-def _blocks(axes: Any, p: Pattern, order: Order | None, query: int | None) -> None:
+def _blocks(axes: Any, p: Pattern, order: Order | None, red: Red | None) -> None:
     """The block map."""
     nq, nk = p.keep.shape
     axes.imshow(p.keep.numpy(), cmap=_colours(), vmin=0, vmax=1, interpolation="nearest", aspect="auto")
     axes.set_title(f"{_name(p.heads)}: {p.density:.1%} kept", fontsize=10, fontweight="bold")
     axes.set_xlabel(f"blocks of keys ({nk})", fontsize=9)
-    axes.set_ylabel(f"blocks of queries ({nq})", fontsize=9)
+    axes.set_ylabel(f"{'queries' if red is not None and red.token else 'blocks of queries'} ({nq})", fontsize=9)
     axes.tick_params(labelsize=8)
     _whole(axes)
     if order is not None and order.blocks == nq == nk:
@@ -144,8 +171,8 @@ def _blocks(axes: Any, p: Pattern, order: Order | None, query: int | None) -> No
             if there:
                 for line in (axes.axhline, axes.axvline):
                     line(edge - 0.5, color=TEXT, linewidth=1.5)
-    if query is not None:
-        axes.add_patch(_box(-0.5, query - 0.5, nk, 1, fill=False))
+    if red is not None:
+        axes.add_patch(_box(-0.5, red.row - 0.5, nk, 1, fill=False))
 
 
 def _whole(axes: Any) -> None:
@@ -168,10 +195,10 @@ def _frames(order: Order, query: int) -> list[int]:
     return list(range(first, min(first + FRAMES, n)))
 
 
-def _frame(axes: Any, p: Pattern, order: Order, query: int, t: int, leftmost: bool) -> None:
+def _frame(axes: Any, p: Pattern, order: Order, red: Red, t: int, leftmost: bool) -> None:
     """The tiles of one tile frame as rows and columns of tokens."""
     (frames, height, width), (a, b, c), (n, rows, columns) = order.grid, order.tile, order.tiles
-    attended = p.keep[query, order.video].view(n, rows, columns)[t]
+    attended = p.keep[red.row, order.video].view(n, rows, columns)[t]
     at = attended.repeat_interleave(b, 0)[:height].repeat_interleave(c, 1)[:, :width]
     axes.imshow(at.numpy(), cmap=_colours(), vmin=0, vmax=1, interpolation="nearest")
     for line, last, side in ((axes.axhline, height, b), (axes.axvline, width, c)):
@@ -179,12 +206,13 @@ def _frame(axes: Any, p: Pattern, order: Order, query: int, t: int, leftmost: bo
             line(edge - 0.5, color="white", linewidth=0.8)
     last = min((t + 1) * a, frames) - 1
     name = f"frame {last}" if last == t * a else f"frames {t * a}-{last}"
-    axes.set_title(f"from the red tile to {name}" if leftmost else name, fontsize=9)
+    start = "from a query in the red tile" if red.token else "from the red tile"
+    axes.set_title(f"{start} to {name}" if leftmost else name, fontsize=9)
     axes.set_xlabel("columns of tokens", fontsize=8)
     axes.set_ylabel("rows of tokens" if leftmost else "", fontsize=8)
     axes.tick_params(labelsize=7)
     _whole(axes)
-    mine, inside = divmod(query - order.video.start, rows * columns)
+    mine, inside = divmod(red.tile - order.video.start, rows * columns)
     y, x = divmod(inside, columns)
     if mine == t:
         axes.add_patch(

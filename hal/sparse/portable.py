@@ -108,10 +108,10 @@ class Keys:
             x = getattr(self, name)
             if not x.is_contiguous():  # once per head; a copy gathers faster than rows with strides
                 setattr(self, name, x := x.contiguous())
-            x = x.view(self.blocks, -1)
-            out = self.scratch.empty(name, x, c.blocks.numel(), x.shape[1])
-            torch.index_select(x, 0, c.blocks, out=out)
-            taken.append(out.view(c.m, 1, c.blocks.numel() // c.m * self.block, -1))
+            n, width = c.blocks.numel(), x.shape[1]
+            out = self.scratch.empty(name, x, n, self.block * width)
+            torch.index_select(x.view(self.blocks, self.block * width), 0, c.blocks, out=out)
+            taken.append(out.view(c.m, 1, n // c.m * self.block, width))
         bias = None
         if c.masked and self.bias is not None:
             bias = self.bias.index_select(0, c.blocks).view(c.m, 1, 1, -1)
@@ -158,15 +158,16 @@ def _head(
     x = padded(q, block).unflatten(0, (-1, block))
     o = (padded(out, block) if rest else out).unflatten(0, (-1, block))
     s = None if lse is None else (F.pad(lse, (0, -sq % block)) if rest else lse).unflatten(0, (-1, block))
+    scratch = keys.scratch if len(groups) <= 4 else None
     for g in groups:
         for c in chunks(g, most, biased):
             k, v, bias = keys.take(c)
             rows = x[c.rows] if isinstance(c.rows, slice) else x.index_select(0, c.rows)
-            got, stat = attend(rows.reshape(c.m, 1, -1, q.shape[1]), k, v, bias, scale, lse is not None, keys.scratch)
+            got, stat = attend(rows.reshape(c.m, 1, -1, q.shape[1]), k, v, bias, scale, lse is not None, scratch)
             for target, value in ((o, got), (s, stat)):
                 if target is None or value is None:
                     continue
-                value = value.reshape(-1, *target.shape[1:])
+                value = value.reshape(c.m * g.length, *target.shape[1:])
                 if isinstance(c.rows, slice):
                     target[c.rows].copy_(value)
                 else:
@@ -183,11 +184,23 @@ _FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lse: bool, scratch: Scratch | None = None
 ) -> Result:
-    """Dense attention of a batch: q [m, 1, M, D], k [m, 1, N, D], v [m, 1, N, Dv], bias [m, 1, 1, N]; LSE [m, M]."""
-    if q.device.type == "cpu" and q.dtype is torch.bfloat16 and q.shape[2] < 768 and not lse and _gemm_beats_flash():
-        out, stat = _in_bfloat16(q, k, v, bias, scale, scratch or Scratch()), None
-    elif q.device.type == "cpu" and _FLASH is not None and q.shape[-1] == v.shape[-1]:
-        out, stat = _FLASH(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+    """Dense attention of a batch: q [m, 1, M, D], k [m, 1, N, D], v [m, 1, N, Dv], bias [m, 1, 1, N]; LSE [m, M].
+
+    ``scratch``: given where there are few shapes.  oneDNN keeps code for every shape that it has seen.
+    """
+    cpu = q.device.type == "cpu"
+    if (
+        cpu
+        and scratch is not None
+        and not lse
+        and q.dtype is torch.bfloat16
+        and q.shape[2] < 768
+        and _gemm_beats_flash()
+    ):
+        out, stat = _in_bfloat16(q, k, v, bias, scale, scratch), None
+    elif cpu and _FLASH is not None and q.shape[-1] == v.shape[-1]:
+        rows = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)]  # it reads other strides as this one
+        out, stat = _FLASH(*rows, 0.0, False, attn_mask=bias, scale=scale)
         stat = stat[:, 0]
     else:  # these may hold the scores, so some of the queries at once
         step = max(1, 8 * MIB // (q.shape[0] * k.shape[2]))
@@ -208,7 +221,7 @@ def _gemm_beats_flash() -> bool:
     There, and with fewer than 768 queries (flash takes 256 at once from there on, and 32 of fewer than 192), products of
     whole matrices are a fifth faster, measured on an EPYC.
     """
-    can = getattr(torch.cpu, "get_capabilities", dict)()
+    can: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(can.get("avx512_bf16") and not can.get("amx_bf16"))
 
 
@@ -216,7 +229,7 @@ def _in_bfloat16(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: fl
     """As flash attention computes it: float32 scores, weights rounded to bfloat16, their products summed in float32."""
     m, n, queries = k.shape[0], k.shape[2], q.shape[2]
     wide_k = scratch.empty("wide k", k, m, n, k.shape[3], dtype=torch.float32).copy_(k[:, 0]).transpose(1, 2)
-    out = torch.empty(m, queries, v.shape[3], dtype=q.dtype)
+    out = q.new_empty(m, queries, v.shape[3])
     step = max(64, MIB // 2 // (m * n))  # 2 MiB of scores, but 64 queries
     for a in range(0, queries, step):
         some = q[:, 0, a : a + step].float()

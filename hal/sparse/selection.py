@@ -18,6 +18,8 @@ def pool(x: Tensor, block: int, valid: Tensor | None = None) -> Tensor:
     ``valid``: int [blocks], the tokens in each block; its empty slots must hold 0, as ``Order.to_blocks`` leaves them.
     None: every block is full but the last, which has what is left.  A block without tokens has mean 0.
     """
+    if not isinstance(block, int) or block < 1:
+        raise CallError(f"block is {block!r}; it must be a positive number of tokens")
     n = x.shape[-2]
     blocks = -(-n // block)
     if valid is None:
@@ -38,8 +40,9 @@ def top_k(scores: Tensor, k: int | Tensor) -> Tensor:
     ``k`` is a number, or an int tensor of the rows' shape; it is clipped to 1 .. n.  What is no number counts as the
     highest, so that it is seen in what comes out.
     """
+    _check_count(k)
     n = scores.shape[-1]
-    if isinstance(k, int) and scores.is_cpu and n:  # up to five times faster than to sort, and right where nothing is equal
+    if isinstance(k, int) and scores.is_cpu and n:  # up to five times faster than to sort; right where nothing is equal
         most = max(1, min(n, k))
         keep = ~(scores < scores.topk(most, dim=-1).values[..., -1:])
         if bool((keep.sum(-1) == most).all()):
@@ -57,13 +60,15 @@ def cumulative(probabilities: Tensor, p: float | Tensor, *, crossing: bool = Tru
     """Keep the most probable of each row until their sum reaches ``p``; sums are float32.
 
     ``crossing``: whether the one that takes the sum past ``p`` is kept (as SVG2 does; SpargeAttn does not).  ``at_least``
-    of them are kept in any case.  Equal probabilities are taken by lower index.
+    of them are kept in any case.  Equal probabilities are taken by lower index.  ``p`` may be a tensor of the rows' shape.
     """
     ordered, order = probabilities.float().sort(dim=-1, descending=True, stable=True)
     total = ordered.cumsum(-1)
     if crossing:
         total -= ordered
-    first = (total <= p) | (torch.arange(order.shape[-1], device=order.device) < at_least)
+    first = (total <= (p[..., None] if isinstance(p, Tensor) else p)) | (
+        torch.arange(order.shape[-1], device=order.device) < at_least
+    )
     return _scattered(order, first) & ~probabilities.isneginf()
 
 
@@ -72,6 +77,7 @@ def kth_value(scores: Tensor, k: int | Tensor, slack: float = 0.0) -> Tensor:
 
     ``k`` as for ``top_k``.
     """
+    _check_count(k)
     n = scores.shape[-1]
     if isinstance(k, int):
         least = scores.topk(max(1, min(n, k)), dim=-1).values[..., -1:]
@@ -79,6 +85,11 @@ def kth_value(scores: Tensor, k: int | Tensor, slack: float = 0.0) -> Tensor:
         at = (k.clamp(1, n) - 1).expand(scores.shape[:-1])[..., None]
         least = scores.sort(dim=-1, descending=True).values.gather(-1, at.long())
     return ~(scores < least - slack) & ~scores.isneginf()
+
+
+def _check_count(k: int | Tensor) -> None:
+    if not isinstance(k, int) and not (isinstance(k, Tensor) and not k.is_floating_point()):
+        raise CallError(f"k is {k!r}; it must be a number of blocks, or an int tensor of the rows' shape")
 
 
 def _scattered(order: Tensor, first: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -269,6 +270,16 @@ def test_the_strategy_file_is_written_when_a_call_has_run(tmp_path, monkeypatch,
     assert path.read_text() == "mine"
     generation(run, steps=2, layers=1, grid=grid)
     assert strategy.read(str(path)) == tuning.opened()
+
+
+def test_tables_tune_for_their_own_grid(tmp_path):
+    s = searches(tmp_path)
+    generation(portable.bind(Call(head_dim=8), s), steps=2, layers=1)
+    run = portable.bind(Call(head_dim=8), as_mode(s, "STA_tuning"))
+    mine, theirs = ("x".join(map(str, g)) for g in ((8, 12, 16), GRID))
+    with pytest.raises(CallError, match=f"of a grid of {theirs} tokens, and this call has {mine}"):
+        generation(run, steps=2, layers=1, grid=(8, 12, 16))
+    assert not Path(s.mask_strategy_file_path).exists()
 
 
 def test_a_new_table_tunes_again(tmp_path):

@@ -54,6 +54,35 @@ def test_any_call_explains_by_the_published_schema(hal, preset, call):
     assert ran.code == (0 if ran.json["backend"] else 2)
 
 
+@pytest.mark.parametrize(
+    "asked", [(), ("--attention-backend", "torch_sdpa"), ("--backend", "fa"), ("--kernel", "sta.portable")]
+)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_candidate_is_chosen_or_has_a_reason(hal, preset, asked):
+    told = hal("explain", "--on", preset, *asked, "--json").json
+    for c in told["candidates"]:
+        chosen = (c["backend"], c["kernel"]) == (told["backend"], told["kernel"])
+        assert chosen or c["reasons"] or c["passed_over"], c
+        assert not (c["passed_over"] and c["verdict"] != "yes"), c
+
+
+@pytest.mark.parametrize(
+    "asked, kernel, why",
+    [
+        ((), "sdpa.math", "behind torch_sdpa/sdpa.flash in the order of cuda"),
+        ((), "sdpa.cudnn", "its place in the order of cuda is for other calls: arch is sm90; allowed: sm100"),
+        ((), "vsa.portable", "lossy, so only where it is named"),
+        (("--backend", "torch_sdpa"), "vsa.portable", "torch_sdpa is asked for"),
+        (("--backend", "torch_sdpa"), "sdpa.math", "behind torch_sdpa/sdpa.flash"),
+    ],
+)
+def test_why_a_row_that_fits_is_not_chosen(hal, asked, kernel, why):
+    options = ("explain", "--on", "h100", *asked)
+    found = {c["kernel"]: c["passed_over"] for c in hal(*options, "--json").json["candidates"]}
+    assert found[kernel] == why
+    assert why in " ".join(hal(*options).out.split()) and why in hal(*options, "--tree").out
+
+
 def test_the_json_has_the_agreed_keys(hal):
     found = hal("explain", "--on", "x86", "--call", "v_head_dim=64", "--json").json
     assert set(KEYS) <= set(found)

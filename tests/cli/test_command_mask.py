@@ -62,7 +62,7 @@ def test_a_dense_step_is_drawn_and_told(mask):
     "args, more, text",
     [
         ((), {}, "--grid FxHxW for a grid alone, or --prompt"),
-        (("--grid", "1x1x1", "--prompt", "a"), {}, "--grid FxHxW for a grid alone, or --prompt"),
+        (("--grid", "1x1x1", "--prompt", "a"), {}, "--grid and --prompt both say what to draw; keep one"),
         (("--grid", "12x24"), {}, "--grid 12x24: write three numbers from 1"),
         (("--grid", "0x1x1"), {}, "three numbers from 1"),
         (("--grid", "12x24x32", "--query", "12x0x0"), {}, "the token 12x0x0 is not on the grid; allowed: 0x0x0 to 11x23x31"),
@@ -143,6 +143,27 @@ def test_heads_of_equal_masks_are_one_pattern_and_density_counts_tokens():
     assert [p.heads for p in one] == [(0, 1, 2, 3)]
     with pytest.raises(CallError, match="told no blocks"):
         pictures.patterns([Watched("b", hal.context.where(), None, None, None)])
+
+
+def test_a_query_of_single_tokens_is_outlined_in_its_tile(tmp_path):
+    """As in V-MoBA: rows of the map are tokens, columns are chunks."""
+    order = Order.of((2, 4, 4), (1, 2, 2), prefix=3)
+    red = pictures._red(order, (order.token.numel(), order.blocks), (1, 2, 1))
+    token = 3 + 1 * 16 + 2 * 4 + 1
+    assert red == (order.slot[token] // order.block, order.slot[token], True)
+    assert pictures._red(order, (order.blocks, order.blocks), (1, 2, 1)) == (red.tile, red.tile, False)
+    assert pictures._red(order, (7, order.blocks), None) is None
+    keep = torch.rand(order.token.numel(), order.blocks) < 0.5
+    pictures.draw([pictures.Pattern((0,), keep, 0.5)], order, tmp_path / "m.png", "b", (1, 2, 1), 4)
+    assert (tmp_path / "m.png").stat().st_size > 1000
+    with pytest.raises(CallError, match="no tiles of a video"):
+        pictures.draw([pictures.Pattern((0,), keep[:7], 0.5)], order, tmp_path / "n.png", "b", (1, 2, 1), 4)
+    assert not (tmp_path / "n.png").exists()
+
+
+def test_what_is_always_dense_is_drawn_at_the_first_step(mask):
+    code, out, _ = mask("--grid", "4x8x8", "--out", "m.png", backend="video_sparse_attn", config="sparsity=0")
+    assert code == 0 and "step 0, layer 0" in out and "--config other settings" in out
 
 
 def test_blocks_without_a_grid_are_drawn(tmp_path):

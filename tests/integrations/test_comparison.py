@@ -77,6 +77,11 @@ WRONG = [
     (["torch_sdpa", "torch_sdp"], [], "did you mean 'torch_sdpa'"),
     (["torch_sdpa", "torch_sdpa"], [], "is compared twice"),
     (["torch_sdpa"], ["fa"], "is no BACKEND:SETTINGS"),
+    (
+        ["torch_sdpa", "sliding_tile_attn"],
+        [],
+        "needs mask_strategy_file_path.*; give it by --variant sliding_tile_attn:",
+    ),
 ]
 
 

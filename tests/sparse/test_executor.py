@@ -150,6 +150,54 @@ def test_half_precision_has_gradients_of_its_own_dtype():
 
 
 @pytest.mark.parametrize("lse", [True, False])
+@pytest.mark.parametrize(
+    "keep", [torch.ones(1, 1, 4, 4), torch.eye(4)[None, None], torch.ones(4, 4).triu()[None, None]]
+)
+@pytest.mark.parametrize("dtype", [*TOLERANCE, torch.float64])
+def test_tensors_of_any_strides(dtype, keep, lse):
+    """PyTorch's flash kernel on a CPU reads every last axis as if its elements were adjacent."""
+    mask = BlockMask.from_dense(keep.bool(), 32, 32, 8, 8)
+    q, k, v = tensors(0, 1, 2, 2, 32, 32, 8, dtype)
+    strange = [torch.stack([x, x + 9], -1)[..., 0] for x in (q, k)] + [v.mT.contiguous().mT]
+    assert all(x.stride(-1) != 1 for x in strange)
+    assert torch.equal(execute(*strange, mask, lse=lse)[0], execute(q, k, v, mask, lse=lse)[0])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_default_device_is_none_of_its_business(dtype):
+    q, k, v = tensors(0, 1, 2, 2, 32, 32, 8, dtype)
+    mask = random_mask(3, 1, 2, 32, 32, 8, 8, 0.6)
+    with torch.device("meta"):
+        out = block_sparse_attention(q, k, v, mask)
+    assert out.device.type == "cpu"
+
+
+def test_rows_of_many_lengths_leave_no_code_behind():
+    """oneDNN keeps what it made for each shape: products of whole matrices are for few of them."""
+    q, k, v = tensors(0, 1, 1, 1, 256, 256, 8, torch.bfloat16)
+    with (
+        mock.patch.object(portable, "_gemm_beats_flash", lambda: True),
+        mock.patch.object(portable, "_in_bfloat16", side_effect=portable._in_bfloat16) as used,
+    ):
+        block_sparse_attention(
+            q, k, v, BlockMask.from_dense(torch.ones(16, 16).tril()[None, None].bool(), 256, 256, 16, 16)
+        )
+        assert not used.called
+        block_sparse_attention(q, k, v, BlockMask.from_dense(torch.eye(16)[None, None].bool(), 256, 256, 16, 16))
+        assert used.called
+
+
+def test_sizes_of_nothing():
+    q, k, v = tensors(0, 1, 2, 2, 32, 32, 8)
+    mask = random_mask(3, 1, 2, 32, 32, 8, 8, 0.6)
+    assert block_sparse_attention(q, k, v[..., :0], mask).shape == (1, 2, 32, 0)
+    none = random_mask(3, 1, 1, 32, 32, 8, 8, 0.6)
+    assert block_sparse_attention(q[:, :0], k[:, :0], v[:, :0], none).shape == (1, 0, 32, 8)
+    with pytest.raises(NoKernelError, match="float8"):
+        block_sparse_attention(*(x.to(torch.float8_e4m3fn) for x in (q, k, v)), mask)
+
+
+@pytest.mark.parametrize("lse", [True, False])
 @pytest.mark.parametrize("dv", [8, 24])
 def test_without_the_cpus_own_kernel(lse, dv):
     q, k, v = tensors(0, 2, 4, 2, 50, 60, 8, dv=dv)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.sparse import cumulative, kth_value, top_k
+from hal.errors import CallError
+from hal.sparse import cumulative, kth_value, pool, top_k
 
 # Few values, so that there are ties; -inf is a block that is forbidden.
 SCORE = st.sampled_from([-torch.inf, -1.0, 0.0, 0.5, 0.5, 2.0])
@@ -58,7 +60,22 @@ def test_cumulative_sums_to_the_threshold(rows, p, crossing, at_least):
                 mine.append(i)
             total += row[i]
         expected.append(sorted(mine))
-    assert kept(cumulative(torch.tensor(rows).float(), p, crossing=crossing, at_least=at_least)) == expected
+    rows = torch.tensor(rows).float()
+    assert kept(cumulative(rows, p, crossing=crossing, at_least=at_least)) == expected
+    limits = torch.full((len(rows),), p)
+    assert kept(cumulative(rows, limits, crossing=crossing, at_least=at_least)) == expected
+
+
+def test_each_row_has_a_limit_of_its_own():
+    scores = torch.tensor([[0.6, 0.3, 0.1]] * 3)
+    assert kept(cumulative(scores, torch.tensor([0.05, 0.7, 0.95]))) == [[0], [0, 1], [0, 1, 2]]
+    assert kept(top_k(scores, torch.tensor([1, 2, 3]))) == [[0], [0, 1], [0, 1, 2]]
+
+
+def test_counts_that_are_none():
+    for call in (lambda: top_k(torch.ones(2, 3), 1.5), lambda: kth_value(torch.ones(2, 3), torch.ones(2)), lambda: pool(torch.ones(4, 2), 0)):  # fmt: skip
+        with pytest.raises(CallError):
+            call()
 
 
 def test_each_row_may_have_its_own_k():
