@@ -35,19 +35,21 @@ def plan(mask: BlockMask) -> Plan:
     """The plan of a mask, made at first use: what it reads of the mask's values waits for the device once."""
     if "portable" not in mask.plans:
         with torch.inference_mode(False), torch.no_grad():  # cached, so it may meet autograd later
-            keep, sizes, device = mask.keep.detach().cpu(), mask.kv_sizes.cpu(), mask.keep.device
-            keep = keep & (sizes > 0)
-            partial = sizes < mask.block_k
+            keep, device = mask.keep.detach().cpu(), mask.keep.device
+            partial = invalid = None
+            if mask.kv_valid is not None or mask.kv_len % mask.block_k:
+                sizes = mask.kv_sizes.cpu()
+                keep, partial = keep & (sizes > 0), sizes < mask.block_k
+                slot = torch.arange(mask.block_k, device=keep.device)
+                invalid = (slot >= sizes[:, None]).to(device) if bool(partial.any()) else None
             b, h = keep.shape[:2]
             heads = [[_groups(keep[i, j], partial, device) for j in range(h)] for i in range(b)]
-            slot = torch.arange(mask.block_k, device=keep.device)
-            invalid = (slot >= sizes[:, None]).to(device) if bool(partial.any()) else None
         mask.plans["portable"] = Plan(heads, invalid)
     made: Plan = mask.plans["portable"]
     return made
 
 
-def _groups(keep: Tensor, partial: Tensor, device: torch.device) -> list[Group]:
+def _groups(keep: Tensor, partial: Tensor | None, device: torch.device) -> list[Group]:
     n = keep.shape[0]
     host = keep.device  # a default device may be another one
     new = torch.ones(n, dtype=torch.bool, device=host)
@@ -55,7 +57,8 @@ def _groups(keep: Tensor, partial: Tensor, device: torch.device) -> list[Group]:
     first = new.nonzero().squeeze(1)
     length = torch.diff(first, append=torch.tensor([n], device=host))
     keep = keep[first]
-    count, some = keep.sum(-1), (keep & partial).any(-1)
+    count = keep.sum(-1)
+    some = torch.zeros_like(count) if partial is None else (keep & partial).any(-1)
     kind = (count * 2 + some) * (n + 1) + length  # equal for runs of one group
     order = kind.argsort(stable=True)
     order = order[count[order] > 0]
